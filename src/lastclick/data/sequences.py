@@ -1,0 +1,172 @@
+"""Ragged sequences and batches: every computation runs over real tokens, never over padding.
+
+A set of sequences is stored like a sparse matrix in CSR form: all items in one array, oldest
+first, and ``offsets`` that say where each sequence begins. Linear layers, normalisations,
+embeddings and losses work on that flat ``(n_tokens, …)`` layout directly. Only attention needs a
+rectangular layout, and there a batch is cut into buckets of similar length, so that the
+rectangles hold little else than real tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor
+
+PADDING_ID = 0
+
+# Widths of the rectangles that attention works on; a sequence goes to the narrowest that holds it.
+# Beyond the last one the widths grow in steps of 128.
+_BUCKET_WIDTHS = np.array([4, 8, 12, 16, 24, 32, 48, 64, 96, 128])
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Item sequences of ``n_sequences`` users, oldest item first.
+
+    ``user_ids (n_sequences,)`` int32, ``items (n_interactions,)`` int32 in 1..n_items,
+    ``offsets (n_sequences + 1,)`` int64: sequence ``s`` is ``items[offsets[s]:offsets[s + 1]]``.
+    """
+
+    user_ids: np.ndarray
+    items: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def from_frame(cls, frame: pl.DataFrame, key: str = "user_id") -> Sequences:
+        """Read sequences from a frame whose rows of one ``key`` are adjacent and in time order."""
+        keys = frame[key].to_numpy()
+        starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1]))) if len(keys) else []
+        offsets = np.append(np.asarray(starts, dtype=np.int64), len(keys))
+        user_ids = frame["user_id"].to_numpy()[offsets[:-1]].astype(np.int32)
+        return cls(user_ids, frame["item_id"].to_numpy().astype(np.int32), offsets)
+
+    @classmethod
+    def from_lists(cls, sequences: Sequence[Sequence[int]], user_ids: Sequence[int] | None = None):
+        """Build sequences from plain lists of item ids (for tests and small examples)."""
+        lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
+        items = np.array([item for sequence in sequences for item in sequence], dtype=np.int32)
+        ids = np.arange(1, len(sequences) + 1) if user_ids is None else np.asarray(user_ids)
+        return cls(ids.astype(np.int32), items, np.concatenate(([0], np.cumsum(lengths))))
+
+    def __len__(self) -> int:
+        return len(self.user_ids)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of items of each sequence, ``(n_sequences,)`` int64."""
+        return np.diff(self.offsets)
+
+    def take(self, indices: np.ndarray) -> Sequences:
+        """The sequences at ``indices``, in that order."""
+        lengths = self.lengths[indices]
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        token = np.arange(offsets[-1]) + np.repeat(self.offsets[indices] - offsets[:-1], lengths)
+        return Sequences(self.user_ids[indices], self.items[token], offsets)
+
+    def window(self, *, drop_last: int = 0, keep: int | None = None) -> Sequences:
+        """Without the ``drop_last`` newest items, and of the rest only the ``keep`` newest.
+
+        A sequence shorter than ``drop_last`` becomes empty; the number of sequences never changes.
+        """
+        lengths = np.maximum(self.lengths - drop_last, 0)
+        kept = lengths if keep is None else np.minimum(lengths, keep)
+        offsets = np.concatenate(([0], np.cumsum(kept)))
+        starts = self.offsets[:-1] + lengths - kept
+        token = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], kept)
+        return Sequences(self.user_ids, self.items[token], offsets)
+
+    def recent_item(self, offset: int) -> np.ndarray:
+        """The item ``offset`` places before the newest, ``(n_sequences,)``; 0 where there is none."""
+        exists = self.lengths > offset
+        index = np.where(exists, self.offsets[1:] - 1 - offset, 0)
+        if len(self.items) == 0:
+            return np.zeros(len(self), dtype=np.int32)
+        return np.where(exists, self.items[index], PADDING_ID).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A ragged batch on a device, with the index arrays that the models need.
+
+    Shapes: ``items``, ``positions`` and ``sequence`` are ``(n_tokens,)``: the item, its place in
+    its sequence (0 is the oldest kept item) and the number of its sequence. ``lengths`` and
+    ``last`` are ``(n_sequences,)``: real length and the token at the final position L.
+    ``padded_index (n_padded,)`` gathers tokens into the buckets' rectangles, laid end to end;
+    places without a token repeat token 0 and must be masked or, under a causal mask, ignored.
+    ``padded_inverse (n_tokens,)`` leads back. ``buckets`` holds each rectangle's
+    (n_sequences, width), in order; ``bucket_order (n_sequences,)`` is the number of the sequence
+    in each row of the rectangles.
+    """
+
+    items: Tensor
+    positions: Tensor
+    sequence: Tensor
+    lengths: Tensor
+    last: Tensor
+    padded_index: Tensor
+    padded_inverse: Tensor
+    bucket_order: Tensor
+    buckets: tuple[tuple[int, int], ...]
+
+    @property
+    def n_sequences(self) -> int:
+        return self.lengths.shape[0]
+
+    @property
+    def n_tokens(self) -> int:
+        return self.items.shape[0]
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on ``device``."""
+        moved = {
+            field.name: value.to(device, non_blocking=True)
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), Tensor)
+        }
+        return replace(self, **moved)
+
+    @classmethod
+    def of(cls, sequences: Sequences) -> Batch:
+        """The batch of all ``sequences``; raises ValueError when one of them is empty."""
+        lengths = sequences.lengths
+        if len(lengths) == 0 or lengths.min() == 0:
+            raise ValueError("a batch needs at least one sequence, and every sequence an item")
+        offsets = sequences.offsets
+        n_tokens = int(offsets[-1])
+        sequence = np.repeat(np.arange(len(lengths)), lengths)
+        positions = np.arange(n_tokens) - np.repeat(offsets[:-1], lengths)
+
+        widths = _bucket_widths(lengths)
+        order = np.argsort(widths, kind="stable")
+        starts = np.empty(len(lengths), dtype=np.int64)
+        starts[order] = np.concatenate(([0], np.cumsum(widths[order])[:-1]))
+        padded_inverse = starts[sequence] + positions
+        padded_index = np.zeros(int(widths.sum()), dtype=np.int64)
+        padded_index[padded_inverse] = np.arange(n_tokens)
+        bucket_widths, counts = np.unique(widths, return_counts=True)
+
+        def tensor(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(array.astype(np.int64))
+
+        return cls(
+            items=tensor(sequences.items),
+            positions=tensor(positions),
+            sequence=tensor(sequence),
+            lengths=tensor(lengths),
+            last=tensor(offsets[1:] - 1),
+            padded_index=tensor(padded_index),
+            padded_inverse=tensor(padded_inverse),
+            bucket_order=tensor(order),
+            buckets=tuple(zip(counts.tolist(), bucket_widths.tolist(), strict=True)),
+        )
+
+
+def _bucket_widths(lengths: np.ndarray) -> np.ndarray:
+    longest = _BUCKET_WIDTHS[-1]
+    narrow = _BUCKET_WIDTHS[np.searchsorted(_BUCKET_WIDTHS, np.minimum(lengths, longest))]
+    return np.where(lengths <= longest, narrow, -(-lengths // 128) * 128)

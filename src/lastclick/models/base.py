@@ -1,0 +1,122 @@
+"""What every recommender offers to training, scoring and diagnosis."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lastclick.data.sequences import Batch, Sequences
+
+
+@dataclass(frozen=True)
+class TrainingLoss:
+    """The summed next-item loss of a batch, and anything added to its mean.
+
+    The trainer minimises ``total / n_targets + sum(extra.values())``; with several processes
+    ``n_targets`` is summed over all of them first, so that the loss does not depend on how a batch
+    is shared out. ``extra`` holds already averaged and weighted terms under readable names.
+    """
+
+    total: Tensor
+    n_targets: int
+    extra: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NextItemBatch:
+    """Inputs and, for every one of their tokens, the item that follows it, ``(n_tokens,)``."""
+
+    inputs: Batch
+    targets: Tensor
+
+    @classmethod
+    def of(cls, sequences: Sequences, max_length: int) -> NextItemBatch:
+        """Of each sequence the ``max_length`` newest pairs of neighbours."""
+        pairs = sequences.window(keep=max_length + 1)
+        inputs = pairs.window(drop_last=1)
+        is_first = np.zeros(len(pairs.items), dtype=bool)
+        is_first[pairs.offsets[:-1]] = True
+        targets = torch.from_numpy(pairs.items[~is_first].astype(np.int64))
+        return cls(Batch.of(inputs), targets)
+
+    def to(self, device: torch.device | str) -> NextItemBatch:
+        return NextItemBatch(self.inputs.to(device), self.targets.to(device, non_blocking=True))
+
+
+class Recommender(nn.Module, ABC):
+    """A next-item recommender over the whole catalogue.
+
+    Items are numbered 1..n_items; row 0 of every table belongs to padding, is never ranked and
+    never part of a loss. Scores are ``final_states(batch) @ item_vectors().T (+ item_bias())``.
+    """
+
+    #: The output at a position depends on items up to that position only, so that one pass over a
+    #: sequence also yields the outputs of all its prefixes.
+    causal: ClassVar[bool] = True
+    #: Blocks of the form residual + attention whose residual carries an item: residual scaling and
+    #: the norm decomposition apply.
+    decomposable: ClassVar[bool] = False
+
+    n_items: int
+    max_length: int
+    #: Precision of the products of the catalogue-sized loss ("fp32" or "bf16"); set by the trainer.
+    loss_precision: str = "fp32"
+
+    @abstractmethod
+    def training_batch(
+        self, sequences: Sequences, indices: np.ndarray, rng: np.random.Generator
+    ) -> Any:
+        """What ``training_loss`` needs of the users at ``indices`` of the training sequences.
+
+        All random choices of data (masks, prefixes, partners) come from ``rng``, so that a step
+        can be replayed. Made on the CPU; the trainer calls its ``.to(device)``. Every sequence
+        given has at least two items.
+        """
+
+    @abstractmethod
+    def training_loss(self, training_batch: Any) -> TrainingLoss:
+        """The loss of one training batch."""
+
+    @abstractmethod
+    def encode(
+        self,
+        batch: Batch,
+        *,
+        residual_scale: float | Tensor = 1.0,
+        capture: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Output at every real position, ``(n_tokens, hidden_size)``.
+
+        ``residual_scale`` (alpha, one number or one per layer, ``(n_layers,)``) multiplies the
+        residual that each attention block adds; models that are not ``decomposable`` raise
+        ValueError for any other value than 1. ``capture``, where given, receives intermediate
+        values under readable names.
+        """
+
+    def final_states(self, batch: Batch, *, residual_scale: float | Tensor = 1.0) -> Tensor:
+        """The vectors that the catalogue is ranked by, ``(n_sequences, hidden_size)``."""
+        return self.encode(batch, residual_scale=residual_scale)[batch.last]
+
+    @abstractmethod
+    def item_vectors(self) -> Tensor:
+        """Output vector of every item, ``(n_items + 1, hidden_size)``; row 0 is padding."""
+
+    def item_bias(self) -> Tensor | None:
+        """Output bias of every item, ``(n_items + 1,)``, or None."""
+        return None
+
+    @property
+    def max_input_length(self) -> int:
+        """How many of the newest items of a sequence the model can read."""
+        return self.max_length
+
+
+def refuse_residual_scale(model: nn.Module, residual_scale: float | Tensor) -> None:
+    """Raise ValueError unless ``residual_scale`` is 1: the model has no residual that carries an item."""
+    if not bool((torch.as_tensor(residual_scale) == 1).all()):
+        raise ValueError(f"residual scaling is not applicable to {type(model).__name__}")
