@@ -1,0 +1,270 @@
+"""Cross-entropy over the whole catalogue, fused with the linear layer that makes its logits.
+
+For token i with hidden state h_i, target y_i and item weights w_j (j = 1 … n_items)
+
+    loss_i   = log sum_j exp(h_i · w_j + b_j) - (h_i · w_{y_i} + b_{y_i})
+    dloss/dh = sum_j (p_ij - [j = y_i]) w_j         p_ij = softmax over j
+    dloss/dw_j = sum_i (p_ij - [j = y_i]) h_i       dloss/db_j = sum_i (p_ij - [j = y_i])
+
+Everything that the gradients need is at hand once a token's logits are, so they are formed in the
+forward pass, a chunk of tokens at a time, and the n_tokens x n_items logits never exist at once.
+What remains is close to the three matrix products that no exact method can avoid.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Reduction = Literal["mean", "sum"]
+Precision = Literal["fp32", "bf16"]
+
+# Logits held at once, in numbers. On a CPU 2**23 float32 numbers (32 MiB) are enough tokens for
+# efficient matrix products, and few enough that the allocator reuses the block instead of asking
+# the system for fresh pages at every step (glibc's threshold is 32 MiB). A GPU wants larger work.
+_CHUNK_LOGITS = {"cpu": 2**23, "cuda": 2**26}
+# Below this many tokens a product re-reads the item weights too often to be efficient, so a huge
+# catalogue gets a larger buffer instead: 150,000 items need 73 MiB.
+_MIN_CHUNK_TOKENS = 128
+# exp(50) times a catalogue of any size, and its inverse, stay far inside float32.
+_SAFE_LOGIT = 50.0
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    bias: Tensor | None = None,
+    reduction: Reduction = "mean",
+    precision: Precision = "fp32",
+    chunk_tokens: int | None = None,
+) -> Tensor:
+    """Equal `F.cross_entropy(hidden @ weight[1:].T + bias[1:], target - 1)`, faster and smaller.
+
+    Row 0 of `weight` and of `bias` is padding: it is never part of the softmax, and its gradient
+    is exactly zero, whatever its values are.
+
+    Args:
+        hidden: (n_tokens, hidden_size), the states that predict.
+        weight: (n_items + 1, hidden_size), one row per item.
+        target: (n_tokens,), integers in 1 … n_items.
+        bias: (n_items + 1,), added to the logits.
+        reduction: "mean" over the tokens, or their "sum".
+        precision: "fp32", or "bf16": the operands of the matrix products are rounded to bfloat16;
+            logits, softmax statistics and every accumulator stay float32. A CPU without bfloat16
+            instructions computes "bf16" as "fp32".
+        chunk_tokens: tokens whose logits are held at once; the default suits the catalogue.
+            The result does not depend on it beyond rounding.
+
+    Returns:
+        A scalar, float32 (float64 if an input is, at "fp32"). Its gradients are computed during
+        this call, for the inputs that require them; with gradients disabled they are skipped.
+        It can be differentiated once, not twice. A NaN in an input gives a NaN loss.
+
+    Raises:
+        ValueError: shapes, targets or options that do not fit, or the mean of no tokens.
+    """
+    _check_inputs(hidden, weight, target, bias, reduction, precision)
+    n_tokens, n_items = len(hidden), len(weight) - 1
+    if chunk_tokens is None:
+        chunk_tokens = _default_chunk_tokens(n_tokens, n_items, hidden.device)
+    elif chunk_tokens < 1:
+        raise ValueError(f"chunk_tokens must be at least 1, not {chunk_tokens}")
+    return _LinearCrossEntropy.apply(
+        hidden,
+        weight,
+        bias,
+        target,
+        1.0 if reduction == "sum" else 1.0 / n_tokens,
+        precision,
+        chunk_tokens,
+        torch.is_grad_enabled(),
+    )
+
+
+def _check_inputs(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    reduction: str,
+    precision: str,
+) -> None:
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f'reduction must be "mean" or "sum", not {reduction!r}')
+    if precision not in ("fp32", "bf16"):
+        raise ValueError(f'precision must be "fp32" or "bf16", not {precision!r}')
+    if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
+        raise ValueError(
+            "hidden must be (n_tokens, hidden_size) and weight (n_items + 1, hidden_size), "
+            f"not {tuple(hidden.shape)} and {tuple(weight.shape)}"
+        )
+    if len(weight) < 2:
+        raise ValueError("weight has no row besides the padding row 0: the catalogue is empty")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must be ({len(weight)},), like weight, not {tuple(bias.shape)}")
+    if target.shape != hidden.shape[:1]:
+        raise ValueError(f"target must be ({len(hidden)},), like hidden, not {tuple(target.shape)}")
+    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+        raise ValueError(f"target must hold integers, not {target.dtype}")
+    if len(target) == 0:
+        if reduction == "mean":
+            raise ValueError("the mean loss of no tokens is undefined: the batch has no target")
+        return
+    lowest, highest = torch.stack(torch.aminmax(target)).tolist()
+    if lowest < 1 or highest >= len(weight):
+        raise ValueError(
+            f"target must lie in 1 … {len(weight) - 1} (n_items; 0 is padding), "
+            f"not in {lowest} … {highest}"
+        )
+
+
+def _default_chunk_tokens(n_tokens: int, n_items: int, device: torch.device) -> int:
+    """Split the tokens evenly into chunks that fit the buffer: a short last chunk is slow."""
+    at_most = max(_MIN_CHUNK_TOKENS, _CHUNK_LOGITS[device.type] // n_items)
+    n_chunks = max(1, -(-n_tokens // at_most))
+    return max(1, -(-n_tokens // n_chunks))
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        scale: float,
+        precision: Precision,
+        chunk_tokens: int,
+        grad_enabled: bool,
+    ) -> Tensor:
+        inputs = (hidden, weight, bias)
+        dtype = torch.float32
+        if precision == "fp32" and any(t is not None and t.dtype == torch.float64 for t in inputs):
+            dtype = torch.float64
+        # Under torch.no_grad() needs_input_grad still says what the inputs ask for.
+        gradients = [
+            torch.zeros(t.shape, dtype=dtype, device=t.device) if needed and grad_enabled else None
+            for t, needed in zip(inputs, ctx.needs_input_grad, strict=False)
+        ]
+        # Autocast would choose the products' type in our place.
+        with torch.autocast(hidden.device.type, enabled=False), _matmul_precision(precision):
+            loss = _accumulate(
+                *(None if t is None else t.to(dtype) for t in inputs),
+                target,
+                scale,
+                precision,
+                chunk_tokens,
+                *gradients,
+            )
+        ctx.save_for_backward(
+            *(
+                None if gradient is None else gradient.to(t.dtype)
+                for t, gradient in zip(inputs, gradients, strict=True)
+            )
+        )
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = (g if g is None else g * grad_loss.to(g.dtype) for g in ctx.saved_tensors)
+        return *scaled, None, None, None, None, None
+
+
+def _accumulate(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    scale: float,
+    precision: Precision,
+    chunk_tokens: int,
+    grad_hidden: Tensor | None,
+    grad_weight: Tensor | None,
+    grad_bias: Tensor | None,
+) -> Tensor:
+    """Return `scale` times the summed loss; add its gradients to the given zeros (None: skip)."""
+    items, item_bias = weight[1:], None if bias is None else bias[1:]
+    label = (target.long() - 1).unsqueeze(1)
+    shift = not _logits_are_small(hidden, items, item_bias)
+    losses = hidden.new_empty(len(hidden), 1)
+    buffer = hidden.new_empty(min(chunk_tokens, len(hidden)), len(items))
+    for start in range(0, len(hidden), chunk_tokens):
+        rows = slice(start, start + chunk_tokens)
+        states, y = hidden[rows], label[rows]
+        # One buffer throughout: logits, then exp(logits), then total * (softmax - one_hot).
+        logits = buffer[: len(states)]
+        _matmul(states, items.T, precision, out=logits)
+        if item_bias is not None:
+            logits += item_bias
+        losses[rows] = -logits.gather(1, y)
+        if shift:
+            highest = logits.amax(1, keepdim=True)
+            logits -= highest
+            losses[rows] += highest
+        exps = logits.exp_()
+        total = exps.sum(1, keepdim=True)
+        losses[rows] += total.log()
+
+        if grad_hidden is grad_weight is grad_bias is None:
+            continue
+        # Dividing by the total here, on vectors, saves a pass over the chunk.
+        errors = exps.scatter_(1, y, exps.gather(1, y) - total)
+        factor = scale / total
+        if grad_hidden is not None:
+            _matmul(errors, items, precision, out=grad_hidden[rows])
+            grad_hidden[rows] *= factor
+        if grad_weight is not None:
+            _add_matmul(grad_weight[1:], errors.T, states * factor, precision)
+        if grad_bias is not None:
+            grad_bias[1:].addmv_(errors.T, factor.squeeze(1))
+    return losses.sum() * scale
+
+
+def _logits_are_small(hidden: Tensor, items: Tensor, bias: Tensor | None) -> bool:
+    """Whether exp(logit) is safe as it is, so that two passes over every chunk can be saved.
+
+    |h · w + b| <= max |h| max |w| + max |b| (Cauchy-Schwarz). A NaN is not small. Not asked on a
+    GPU, which would have to wait for the answer.
+    """
+    if hidden.is_cuda or len(hidden) == 0:
+        return False
+    bound = hidden.norm(dim=1).max() * items.norm(dim=1).max()
+    if bias is not None:
+        bound = bound + bias.abs().max()
+    return bool(bound <= _SAFE_LOGIT)
+
+
+def _matmul(a: Tensor, b: Tensor, precision: Precision, *, out: Tensor) -> None:
+    if precision == "bf16" and a.is_cuda:
+        torch.mm(a.bfloat16(), b.bfloat16(), out_dtype=torch.float32, out=out)
+    else:
+        torch.mm(a, b, out=out)
+
+
+def _add_matmul(accumulator: Tensor, a: Tensor, b: Tensor, precision: Precision) -> None:
+    if precision == "bf16" and a.is_cuda:
+        accumulator += torch.mm(a.bfloat16(), b.bfloat16(), out_dtype=torch.float32)
+    else:
+        accumulator.addmm_(a, b)
+
+
+@contextmanager
+def _matmul_precision(precision: Precision) -> Iterator[None]:
+    """Let oneDNN round the operands of float32 products to bfloat16 on a CPU.
+
+    It accumulates in float32 and returns float32, which the products of bfloat16 tensors do not.
+    """
+    matmul = torch.backends.mkldnn.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "bf16" if precision == "bf16" else before
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before

@@ -1,0 +1,29 @@
+"""How every stage script is started from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Callable
+
+from lastclick.errors import UserError
+
+
+def run(stage: Callable[..., None]) -> None:
+    """Call ``stage`` with the positional arguments of the command line.
+
+    A UserError ends the process with status 1 and its message alone: the user has something to
+    mend, and a traceback would hide what.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {stage.__module__}", description=inspect.getdoc(stage)
+    )
+    for name, parameter in inspect.signature(stage, eval_str=True).parameters.items():
+        parser.add_argument(name, type=parameter.annotation)
+    arguments = vars(parser.parse_args())
+    try:
+        stage(**arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
