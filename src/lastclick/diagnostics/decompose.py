@@ -1,0 +1,319 @@
+"""Norm decomposition: how much of a layer's output at a position comes from other positions.
+
+Section 4 of *residual dominance*. With F_i(x_j) the contribution of input position j to output
+position i (``lastclick.decomposition``), the mixing ratio of position i is
+    ``sum_of_norms``:  sum_{j != i} |F_i(x_j)| / sum_j |F_i(x_j)|, the paper's formula, or
+    ``norm_of_sum``:   |sum_{j != i} F_i(x_j)| / (|sum_{j != i} F_i(x_j)| + |F_i(x_i)|), as in
+                       Kobayashi et al. (EMNLP 2021); never the larger one (triangle inequality).
+Both exist at three levels: attention alone (``attn``), with the residual (``attn_res``) and after
+the LayerNorm (``attn_res_ln``). The oldest position of a sequence has nobody to mix with under a
+causal mask: its ratio is 0 at every level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from lastclick.data.sequences import Batch, Sequences, like_lengths
+from lastclick.decomposition import (
+    LEVELS,
+    Branch,
+    Contributions,
+    Level,
+    block_branches,
+    contribution_norms,
+    decompose_layer,
+)
+from lastclick.models.base import Recommender
+from lastclick.observations import observe, under
+
+Definition = Literal["norm_of_sum", "sum_of_norms"]
+DEFINITIONS: tuple[Definition, ...] = ("norm_of_sum", "sum_of_norms")
+
+RECENT_POSITIONS = 15
+
+
+@torch.inference_mode()
+def encode_and_decompose(
+    model: Recommender,
+    batch: Batch,
+    *,
+    residual_scale: float | Tensor = 1.0,
+    levels: Sequence[Level] = LEVELS,
+    definitions: Sequence[Definition] = DEFINITIONS,
+) -> tuple[Tensor, Tensor]:
+    """The model's outputs and the mixing ratios of the same forward pass.
+
+    Returns ``model.encode``'s output ``(n_tokens, hidden_size)`` and the ratios
+    ``(n_layers, n_levels, n_definitions, n_tokens)``, each in 0..1. ``norm_of_sum`` alone costs
+    less than half of both. ``residual_scale`` as in ``model.encode``. Raises ValueError for a model
+    without a residual that carries an item, and for a model in training mode.
+    """
+    states, layers = _encode(model, batch, residual_scale)
+    ratios = states.new_empty(len(layers), len(levels), len(definitions), batch.n_tokens)
+    for of_layer, branches in zip(ratios, layers, strict=True):
+        contributions = decompose_layer(
+            branches, batch, levels, norms="sum_of_norms" in definitions
+        )
+        for of_level, level in zip(of_layer, levels, strict=True):
+            for row, definition in zip(of_level, definitions, strict=True):
+                row.copy_(_mixing_ratio(contributions[level], definition))
+    return states, ratios
+
+
+def mixing_ratios(
+    model: Recommender,
+    batch: Batch,
+    *,
+    residual_scale: float | Tensor = 1.0,
+    levels: Sequence[Level] = LEVELS,
+    definitions: Sequence[Definition] = DEFINITIONS,
+) -> Tensor:
+    """The mixing ratio of every position, ``(n_layers, n_levels, n_definitions, n_tokens)``.
+
+    See ``encode_and_decompose``, which also returns the outputs that scoring needs.
+    """
+    return encode_and_decompose(
+        model, batch, residual_scale=residual_scale, levels=levels, definitions=definitions
+    )[1]
+
+
+def _mixing_ratio(part: Contributions, definition: Definition) -> Tensor:
+    own = part.own.norm(dim=-1)
+    others = part.others.norm(dim=-1) if definition == "norm_of_sum" else part.other_norms
+    # A position to which nothing contributes mixes nothing in: 0, not 0 / 0.
+    return others / (others + own).clamp_min(torch.finfo(own.dtype).tiny)
+
+
+def _encode(
+    model: Recommender, batch: Batch, residual_scale: float | Tensor
+) -> tuple[Tensor, list[tuple[Branch, ...]]]:
+    """The model's outputs, and every layer's branches at the values of this forward pass."""
+    if not model.decomposable:
+        raise ValueError(f"the norm decomposition is not applicable to {type(model).__module__}")
+    if model.training:
+        raise ValueError("the norm decomposition needs a model in evaluation mode (model.eval())")
+    capture: dict[str, Tensor] = {}
+    states = model.encode(batch, residual_scale=residual_scale, capture=capture)
+    blocks = model.encoder.blocks
+    scales = torch.as_tensor(residual_scale, dtype=states.dtype).expand(len(blocks)).tolist()
+    layers = [
+        block_branches(block, capture, f"layer{number}.", scale)
+        for number, (block, scale) in enumerate(zip(blocks, scales, strict=True), start=1)
+    ]
+    return states, layers
+
+
+def user_mixing_ratios(
+    ratios: Tensor,
+    batch: Batch,
+    user_ids: np.ndarray,
+    *,
+    levels: Sequence[Level] = LEVELS,
+    definitions: Sequence[Definition] = DEFINITIONS,
+) -> pl.DataFrame:
+    """One row per user, layer, level and definition, so that any mean over them can be taken.
+
+    ``ratios`` as from ``mixing_ratios`` for the same ``levels`` and ``definitions``; ``user_ids``
+    ``(n_sequences,)``. Columns: ``user_id``, ``layer`` (from 1), ``level``, ``definition``;
+    ``sum_over_positions`` and ``n_positions``, whose totals' quotient is the mean over all real
+    positions; ``at_first``, the ratio at the oldest position, to leave that one out; ``at_L``,
+    ``at_L1`` and ``at_L2``, the ratios at the three newest positions, null where there is none.
+    """
+    lengths = batch.lengths.cpu().numpy()
+    ends = lengths.cumsum()
+    values = ratios.cpu().numpy().astype(np.float64)
+    sums = np.add.reduceat(values, ends - lengths, axis=-1)
+    n_layers = len(sums)
+
+    def at(offset: int) -> pl.Series:
+        exists = lengths > offset
+        found = values[..., np.where(exists, ends - 1 - offset, 0)]
+        mask = pl.Series(np.broadcast_to(exists, found.shape).ravel())
+        return pl.select(pl.when(mask).then(pl.Series(found.ravel()))).to_series()
+
+    names = pl.DataFrame({"layer": pl.int_range(1, n_layers + 1, dtype=pl.Int32, eager=True)})
+    names = names.join(pl.DataFrame({"level": levels}), how="cross", maintain_order="left_right")
+    names = names.join(
+        pl.DataFrame({"definition": definitions}), how="cross", maintain_order="left_right"
+    )
+    users = pl.DataFrame({"user_id": user_ids, "n_positions": lengths.astype(np.int32)})
+    return names.join(users, how="cross", maintain_order="left_right").select(
+        "user_id",
+        "layer",
+        "level",
+        "definition",
+        pl.Series("sum_over_positions", sums.ravel()),
+        "n_positions",
+        pl.Series("at_first", values[..., ends - lengths].ravel()),
+        at(0).alias("at_L"),
+        at(1).alias("at_L1"),
+        at(2).alias("at_L2"),
+    )
+
+
+_MEANS = {
+    "all_positions": pl.col("sum_over_positions").sum() / pl.col("n_positions").sum(),
+    # 0 / 0 where no user has a second position.
+    "without_first": (pl.col("sum_over_positions") - pl.col("at_first")).sum()
+    / pl.col("n_positions").sub(1).sum(),
+    "at_L": pl.col("at_L").mean(),
+    "at_L1": pl.col("at_L1").mean(),
+    "at_L2": pl.col("at_L2").mean(),
+}
+
+
+def summarise(users: pl.DataFrame) -> pl.DataFrame:
+    """Means over users' positions, per layer and over all layers.
+
+    ``users`` as from ``user_mixing_ratios``, of any number of batches. One row per layer, level and
+    definition, ``layer`` null for the mean over layers. ``all_positions`` weighs every real
+    position alike; ``without_first`` leaves each sequence's oldest one out; ``at_L``, ``at_L1``
+    and ``at_L2`` average over the users that have the position. Null where nobody has.
+    """
+    per_layer = users.group_by("layer", "level", "definition", maintain_order=True).agg(
+        **{name: mean.fill_nan(None) for name, mean in _MEANS.items()}
+    )
+    overall = per_layer.group_by("level", "definition", maintain_order=True).agg(
+        pl.col(*_MEANS).mean()
+    )
+    overall = overall.with_columns(layer=pl.lit(None, dtype=per_layer["layer"].dtype))
+    return pl.concat([per_layer, overall.select(per_layer.columns)])
+
+
+@dataclass(frozen=True)
+class Heatmaps:
+    """Sums over sequences of what the most recent positions read from one another.
+
+    ``sums (n_layers, n_maps, recent, recent)`` float64 and ``counts (recent, recent)``, how many
+    sequences have both positions. Indices are offsets from the newest position, 0 for L; output
+    first, then input. ``names (n_maps,)``: ``weights``, then levels. Add those of several batches.
+    """
+
+    names: tuple[str, ...]
+    sums: np.ndarray
+    counts: np.ndarray
+
+    def __add__(self, other: Heatmaps) -> Heatmaps:
+        return Heatmaps(self.names, self.sums + other.sums, self.counts + other.counts)
+
+    def to_frame(self) -> pl.DataFrame:
+        """One row per layer (from 1), ``map``, ``output_offset`` and ``input_offset``.
+
+        With the ``mean`` over the ``n_sequences`` that have both positions, null where none has.
+        """
+        layer, name, output_offset, input_offset = (
+            index.ravel() for index in np.indices(self.sums.shape)
+        )
+        frame = pl.DataFrame(
+            {
+                "layer": (layer + 1).astype(np.int32),
+                "map": np.array(self.names)[name],
+                "output_offset": output_offset.astype(np.int32),
+                "input_offset": input_offset.astype(np.int32),
+                "n_sequences": np.broadcast_to(self.counts, self.sums.shape).ravel(),
+                "mean": self.sums.ravel(),
+            }
+        )
+        reached = pl.col("n_sequences") > 0
+        return frame.with_columns(pl.when(reached).then(pl.col("mean") / pl.col("n_sequences")))
+
+
+@torch.inference_mode()
+def recent_heatmaps(
+    model: Recommender,
+    batch: Batch,
+    *,
+    residual_scale: float | Tensor = 1.0,
+    recent: int = RECENT_POSITIONS,
+    levels: Sequence[Level] = LEVELS,
+) -> Heatmaps:
+    """Who reads from whom among the ``recent`` newest positions of every sequence.
+
+    Map ``weights`` holds mixing weights averaged over heads; those of the levels hold the
+    share |F_i(x_j)| / sum_j' |F_i(x_j')|, where j' runs over the whole sequence. So a row sums to
+    1 only where the sequence is no longer than ``recent``. Raises as ``encode_and_decompose``.
+    """
+    _, layers = _encode(model, batch, residual_scale)
+    names = ("weights", *levels)
+    sums = np.zeros((len(layers), len(names), recent, recent))
+    for of_layer, branches in zip(sums, layers, strict=True):
+        for chunk, weights, norms in contribution_norms(branches, batch, levels):
+            of_layer[0] += _recent_sums(weights, chunk.lengths, recent)
+            for of_level, level in zip(of_layer[1:], levels, strict=True):
+                total = norms[level].sum(dim=-1, keepdim=True)
+                share = norms[level] / total.clamp_min(torch.finfo(total.dtype).tiny)
+                of_level += _recent_sums(share, chunk.lengths, recent)
+    newest = np.arange(recent)
+    needed = np.maximum(newest[:, None], newest)
+    return Heatmaps(names, sums, (batch.lengths.cpu().numpy() > needed[..., None]).sum(axis=-1))
+
+
+def _recent_sums(maps: Tensor, lengths: Tensor, recent: int) -> np.ndarray:
+    """``maps (count, width, width)`` aligned at their newest positions and added up over ``count``,
+    ``(recent, recent)`` float64; a position that a sequence lacks adds nothing."""
+    places = lengths[:, None] - 1 - torch.arange(recent, device=lengths.device)
+    exists = places >= 0
+    places = places.clamp_min(0)
+    sequence = torch.arange(len(lengths), device=lengths.device)[:, None, None]
+    aligned = maps[sequence, places[:, :, None], places[:, None, :]]
+    aligned = aligned.where(exists[:, :, None] & exists[:, None, :], 0)
+    return aligned.sum(dim=0, dtype=torch.float64).cpu().numpy()
+
+
+def decompose_all(
+    model: Recommender,
+    inputs: Sequences,
+    *,
+    recent: int = RECENT_POSITIONS,
+    progress: str | None = None,
+) -> tuple[pl.DataFrame, Heatmaps]:
+    """``user_mixing_ratios`` and ``recent_heatmaps`` over all ``inputs``, sorted by user."""
+    window = inputs.window(keep=model.max_input_length)
+    users: list[pl.DataFrame] = []
+    heatmaps: Heatmaps | None = None
+    with tqdm(total=len(window.items), desc=progress, unit=" tokens", unit_scale=True,
+              disable=progress is None) as bar:  # fmt: skip
+        for indices in like_lengths(window):
+            batch = Batch.of(window.take(indices)).to(model.item_vectors().device)
+            ratios = mixing_ratios(model, batch)
+            users.append(user_mixing_ratios(ratios, batch, window.user_ids[indices]))
+            found = recent_heatmaps(model, batch, recent=recent)
+            heatmaps = found if heatmaps is None else heatmaps + found
+            bar.update(batch.n_tokens)
+    return pl.concat(users).sort("user_id", maintain_order=True), heatmaps
+
+
+def decompose_observations(users: pl.DataFrame) -> pl.DataFrame:
+    """Observations of every mean of ``user_mixing_ratios``, of all sequences.
+
+    Metrics: ``mixing_ratio/<definition>/<level>`` over all real positions and layers;
+    ``without_first_position/…`` without each sequence's oldest position;
+    ``by_layer/layer<n>/<definition>/<level>/{all, L, L-1, L-2}``.
+    """
+    parts = []
+    cells = users.partition_by("definition", "level", as_dict=True, maintain_order=True)
+    for (definition, level), rows in cells.items():
+        total, positions = pl.col("sum_over_positions"), pl.col("n_positions")
+        overall = {
+            f"mixing_ratio/{definition}/{level}": (total, positions),
+            f"without_first_position/{definition}/{level}": (
+                total - pl.col("at_first"),
+                positions - 1,
+            ),
+        }
+        parts.append(observe(rows, overall))
+        for (layer,), of_layer in rows.partition_by("layer", as_dict=True).items():
+            means = {"all": (total, positions), "L": pl.col("at_L"), "L-1": pl.col("at_L1"),
+                     "L-2": pl.col("at_L2")}  # fmt: skip
+            path = f"by_layer/layer{layer}/{definition}/{level}"
+            parts.append(under(path, observe(of_layer, means)))
+    return pl.concat(parts)
