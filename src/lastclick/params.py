@@ -95,6 +95,7 @@ class Train(Section):
     max_epochs: PositiveInt
     patience: PositiveInt
     validation_users: PositiveInt
+    precision: Literal["fp32", "bf16"]
     loss_precision: Literal["fp32", "bf16"]
 
 
@@ -111,7 +112,6 @@ class Compute(Section):
 
     device: Literal["auto", "cpu", "cuda"]
     devices: PositiveInt
-    precision: Literal["fp32", "bf16"]
     threads: NonNegativeInt
 
 
@@ -161,7 +161,9 @@ class Evaluation(Section):
     def _with_the_cut_offs_of_the_study(self) -> Evaluation:
         missing = {1, 10} - set(self.ks)
         if missing:
-            raise ValueError(f"ks must hold 1 and 10, which the diagnostics use; missing: {missing}")
+            raise ValueError(
+                f"ks must hold 1 and 10, which the diagnostics use; missing: {missing}"
+            )
         return self
 
 
@@ -216,7 +218,7 @@ class Params(Section):
         for key, names, known, what in (
             ("run.datasets", self.run.datasets, self.datasets, "data set"),
             ("run.models", self.run.models, self.models, "model"),
-            ("run.attention_models", self.run.attention_models, self.run.models, "model of run.models"),
+            ("run.attention_models", self.run.attention_models, self.run.models, "run model"),
             ("dropout.datasets", self.dropout.datasets, self.datasets, "data set"),
             ("dropout.models", self.dropout.models, self.models, "model"),
         ):  # fmt: skip
@@ -255,7 +257,9 @@ def load(path: Path = PARAMS_FILE) -> Params:
         raise UserError(_explain(error, path, tree)) from None
 
 
-def validate_section(model: type[BaseModel], content: Any, key: str, path: Path = PARAMS_FILE) -> Any:
+def validate_section(
+    model: type[BaseModel], content: Any, key: str, path: Path = PARAMS_FILE
+) -> Any:
     """Validate one part of params.yaml (``models.sasrec``, say) that is defined elsewhere.
 
     Raises UserError as ``load`` does.
@@ -280,7 +284,9 @@ def _explain(
         key = ".".join(str(part) for part in location)
         message = slip["msg"].removeprefix("Value error, ")
         if slip["type"] == "extra_forbidden":
-            message = "unknown key" + _nearest(str(location[-1]), _siblings(model or Params, slip["loc"]))
+            message = "unknown key" + _nearest(
+                str(location[-1]), _siblings(model or Params, slip["loc"])
+            )
         elif slip["type"] == "missing":
             message = "missing key" + _nearest(str(location[-1]), _keys(tree, location[:-1]))
         elif slip["type"] != "value_error" or location:
@@ -319,7 +325,9 @@ def _node(tree: yaml.Node | None, location: tuple) -> yaml.Node | None:
     for part in location:
         if isinstance(node, yaml.MappingNode):
             found = next((value for key, value in node.value if key.value == str(part)), None)
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        elif (
+            isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value)
+        ):
             found = node.value[part]
         else:
             found = None

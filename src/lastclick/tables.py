@@ -20,7 +20,7 @@ from lastclick.errors import UserError
 
 Schema = Mapping[str, pl.DataType | type[pl.DataType]]
 
-#: Sorted by user, time, source order. Items are 1..n_items, 0 is padding; timestamps are seconds, UTC.
+#: Sorted by user, time, source order. Items are 1..n_items, 0 is padding; seconds, UTC.
 INTERACTIONS: Schema = {"user_id": pl.Int32, "item_id": pl.Int32, "timestamp": pl.Int64}
 #: The raw ids behind the dense ones: ``kind`` is "user" or "item".
 IDS: Schema = {"kind": pl.String, "id": pl.Int32, "raw_id": pl.String}
@@ -67,15 +67,15 @@ OBSERVATIONS: Schema = {
     "numerator": pl.Float64,
     "weight": pl.Float64,
 }
-#: Mean over sequences, by layer and position counted back from L; ``level`` is attention_weight,
-#: attn, attn_res or attn_res_ln; ``definition`` as in the decomposition ("" for attention_weight).
+#: Mean over the sequences that have both positions, by layer and offset from L. ``map`` is
+#: "weights" (attention weights, mean over heads) or a level of the decomposition.
 HEATMAPS: Schema = {
     "layer": pl.Int32,
-    "level": pl.String,
+    "map": pl.String,
     "output_offset": pl.Int32,
     "input_offset": pl.Int32,
-    "value": pl.Float64,
-    "n_sequences": pl.Int32,
+    "n_sequences": pl.Int64,
+    "mean": pl.Float64,
 }
 
 
@@ -86,7 +86,9 @@ def read_table(path: Path, schema: Schema) -> pl.DataFrame:
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; run `dvc repro` to make it") from None
     except pl.exceptions.PolarsError as error:
-        raise UserError(f"{path} cannot be read as Parquet ({error}); delete it and run again") from None
+        raise UserError(
+            f"{path} cannot be read as Parquet ({error}); delete it and run again"
+        ) from None
     _check(frame.schema, schema, path)
     return frame
 
@@ -99,7 +101,9 @@ def scan_table(path: Path, schema: Schema) -> pl.LazyFrame:
         frame = pl.scan_parquet(path, glob=False)
         found = frame.collect_schema()
     except pl.exceptions.PolarsError as error:
-        raise UserError(f"{path} cannot be read as Parquet ({error}); delete it and run again") from None
+        raise UserError(
+            f"{path} cannot be read as Parquet ({error}); delete it and run again"
+        ) from None
     _check(found, schema, path)
     return frame
 

@@ -9,7 +9,7 @@ rectangles hold little else than real tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -18,6 +18,10 @@ import torch
 from torch import Tensor
 
 PADDING_ID = 0
+
+# Real tokens of one forward pass without gradients: large enough to keep the processor busy, small
+# enough that the widest intermediate (the feed-forward part) stays at a few MB.
+TOKENS_PER_BATCH = 8192
 
 # Widths of the rectangles that attention works on; a sequence goes to the narrowest that holds it.
 # Beyond the last one the widths grow in steps of 128.
@@ -40,7 +44,9 @@ class Sequences:
     def from_frame(cls, frame: pl.DataFrame, key: str = "user_id") -> Sequences:
         """Read sequences from a frame whose rows of one ``key`` are adjacent and in time order."""
         keys = frame[key].to_numpy()
-        starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1]))) if len(keys) else []
+        starts = (
+            np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1]))) if len(keys) else []
+        )
         offsets = np.append(np.asarray(starts, dtype=np.int64), len(keys))
         user_ids = frame["user_id"].to_numpy()[offsets[:-1]].astype(np.int32)
         return cls(user_ids, frame["item_id"].to_numpy().astype(np.int32), offsets)
@@ -81,7 +87,7 @@ class Sequences:
         return Sequences(self.user_ids, self.items[token], offsets)
 
     def recent_item(self, offset: int) -> np.ndarray:
-        """The item ``offset`` places before the newest, ``(n_sequences,)``; 0 where there is none."""
+        """The item ``offset`` places before the newest, ``(n_sequences,)``; 0: there is none."""
         exists = self.lengths > offset
         index = np.where(exists, self.offsets[1:] - 1 - offset, 0)
         if len(self.items) == 0:
@@ -170,3 +176,21 @@ def _bucket_widths(lengths: np.ndarray) -> np.ndarray:
     longest = _BUCKET_WIDTHS[-1]
     narrow = _BUCKET_WIDTHS[np.searchsorted(_BUCKET_WIDTHS, np.minimum(lengths, longest))]
     return np.where(lengths <= longest, narrow, -(-lengths // 128) * 128)
+
+
+def like_lengths(
+    sequences: Sequences, tokens_per_batch: int = TOKENS_PER_BATCH
+) -> Iterator[np.ndarray]:
+    """Indices of sequences of like length, at most ``tokens_per_batch`` tokens (or one sequence).
+
+    Together they name every sequence that is not empty, once.
+    """
+    lengths = sequences.lengths
+    order = np.argsort(lengths, kind="stable")
+    order = order[lengths[order] > 0]
+    start = 0
+    while start < len(order):
+        tokens = np.cumsum(lengths[order[start : start + tokens_per_batch]])
+        size = max(1, int(np.searchsorted(tokens, tokens_per_batch, side="right")))
+        yield order[start : start + size]
+        start += size

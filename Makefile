@@ -1,0 +1,38 @@
+# Two commands do everything: `make reproduce` and `make test`. Both set up what they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: setup reproduce test lint lock clean
+
+setup: $(INSTALLED)
+
+$(INSTALLED): requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; name one with: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "Python cannot make a virtual environment; on Debian: apt-get install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --progress-bar on --disable-pip-version-check -r requirements.lock
+	@touch $@
+
+# DVC calls `python`, which has to be the environment's.
+reproduce: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" dvc repro
+	@echo "The report is at $(CURDIR)/report/index.html"
+
+test: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest
+
+lint: setup
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+# Pins anew from requirements.in (needs pip-tools).
+lock: setup
+	$(BIN)/python -m pip install --quiet pip-tools
+	$(BIN)/pip-compile --quiet --no-header --no-annotate --strip-extras --no-emit-options \
+	  --no-emit-index-url --no-emit-find-links --upgrade -o requirements.lock requirements.in
+	sed -i 's/^\(torch==[0-9.]*\)+.*/\1/' requirements.lock
+
+clean:
+	rm -rf $(VENV)

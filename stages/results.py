@@ -1,0 +1,34 @@
+"""How a diagnostic's findings about one cell are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import polars as pl
+
+from lastclick import params, tables
+from lastclick.observations import summarise
+from stages.cells import Cell
+
+
+def write_results(
+    cell: Cell,
+    diagnostic: str,
+    observations: pl.DataFrame,
+    evaluation: params.Evaluation,
+    facts: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a diagnostic's observations and, from them, its values with intervals.
+
+    ``facts`` holds what is not a metric over users (choices, sizes).
+    """
+    values = summarise(
+        [observations],
+        draws=evaluation.bootstrap_draws,
+        seed=evaluation.bootstrap_seed,
+        confidence=evaluation.confidence,
+    )
+    tables.write_table(observations, cell.results(diagnostic, ".parquet"), tables.OBSERVATIONS)
+    content = {"values": values, "facts": dict(facts or {})}
+    tables.write_json(content, cell.results(diagnostic, ".json"))
