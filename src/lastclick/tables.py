@@ -134,6 +134,20 @@ def write_json(content: Mapping[str, Any], path: Path) -> None:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
+def read_csv(path: Path, schema: Schema) -> pl.DataFrame:
+    """Read the columns of ``schema`` from a CSV that ``write_csv`` wrote.
+
+    Raises UserError when the file or one of the columns is absent, or does not hold such values.
+    """
+    try:
+        frame = pl.read_csv(path, columns=list(schema), schema_overrides=dict(schema), glob=False)
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; run `dvc repro` to make it") from None
+    except pl.exceptions.PolarsError as error:
+        raise UserError(f"{path} cannot be read as CSV ({error}); delete it and run again") from None
+    return frame.select(schema)
+
+
 def write_csv(frame: pl.DataFrame, path: Path) -> None:
     """Write a tidy CSV with a header line; nulls are empty."""
     with replacing(path) as temporary:

@@ -1,0 +1,167 @@
+"""The data of the figures: tidy frames, one row per mark.
+
+The figures of the report and DVC's own plots are drawn from the same files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import fmean
+from typing import Any
+
+import polars as pl
+
+from lastclick.tabulation.further import chosen_alphas, conditions
+from lastclick.tabulation.study import Study
+
+_WHERE: dict[str, Any] = {"dataset": pl.String, "model": pl.String}
+_INTERVAL: dict[str, Any] = {"value": pl.Float64, "low": pl.Float64, "high": pl.Float64}
+
+#: Columns of each file of plot data.
+SCHEMAS: dict[str, dict[str, Any]] = {
+    # share_*: accuracy under the order over the chronological accuracy.
+    "shuffle": {
+        **_WHERE, "metric": pl.String, "order": pl.String, **_INTERVAL,
+        "share": pl.Float64, "share_low": pl.Float64, "share_high": pl.Float64,
+    },
+    "last_item": {**_WHERE, "k": pl.Int64, "item": pl.String, **_INTERVAL},
+    "heatmaps": {
+        **_WHERE, "layer": pl.Int64, "level": pl.String, "output_offset": pl.Int64,
+        "input_offset": pl.Int64, "value": pl.Float64,
+    },
+    "scaling": {
+        **_WHERE, "layers": pl.String, "alpha": pl.Float64, "metric": pl.String, **_INTERVAL,
+    },
+    "recovery": {
+        **_WHERE, "layers": pl.String, "alpha": pl.Float64, **_INTERVAL, "base_set": pl.Float64,
+    },
+    "selection": {
+        **_WHERE, "epsilon": pl.Float64, "chosen_on": pl.String, "metric": pl.String, **_INTERVAL,
+    },
+    "training": {
+        **_WHERE, "seed": pl.Int64, "epoch": pl.Int64, "loss": pl.Float64,
+        "validation_NDCG@10": pl.Float64, "best": pl.Boolean,
+    },
+}  # fmt: skip
+
+_SCALED = ("mixing_ratio/norm_of_sum", "mixing_ratio/sum_of_norms", "HRLI@1", "HR@10", "NDCG@10")
+
+
+def plot_data(study: Study) -> dict[str, pl.DataFrame]:
+    """The marks of every figure, by file name."""
+    rows = {
+        "shuffle": _shuffle(study),
+        "last_item": _last_item(study),
+        "scaling": _scaling(study),
+        "recovery": _recovery(study),
+        "selection": _selection(study),
+    }
+    return {
+        **{
+            name: pl.DataFrame(list(marks), schema=SCHEMAS[name], orient="row")
+            for name, marks in rows.items()
+        },
+        "heatmaps": _heatmaps(study),
+        "training": _training(study),
+    }
+
+
+def _interval(finding: dict[str, Any]) -> dict[str, float]:
+    return {name: finding[name] for name in ("value", "low", "high")}
+
+
+def _shuffle(study: Study) -> Iterator[dict[str, Any]]:
+    for (dataset, model), found in study.findings.get("shuffle", {}).items():
+        for metric in ("HR@10", "NDCG@10"):
+            for order in ("chronological", "partial", "full"):
+                if finding := found.get(f"{order}/{metric}"):
+                    share = found.get(f"{order}_share_of_chronological/{metric}", {})
+                    yield {
+                        "dataset": dataset, "model": model, "metric": metric, "order": order,
+                        **_interval(finding), "share": share.get("value"),
+                        "share_low": share.get("low"), "share_high": share.get("high"),
+                    }  # fmt: skip
+
+
+def _last_item(study: Study) -> Iterator[dict[str, Any]]:
+    for (dataset, model), found in study.findings.get("last_item", {}).items():
+        for k in (1, 10):
+            for item, name in (("last", "HRLI"), ("second_last", "HRL2I")):
+                if finding := found.get(f"{name}@{k}"):
+                    keys = {"dataset": dataset, "model": model, "k": k, "item": item}
+                    yield keys | _interval(finding)
+
+
+def _scaling(study: Study) -> Iterator[dict[str, Any]]:
+    for keys, found, condition in conditions(study, "scale"):
+        for metric in _SCALED:
+            if finding := found.get(f"{condition}/{metric}"):
+                yield {
+                    **keys, "alpha": float(keys["alpha"]), "metric": metric, **_interval(finding)
+                }  # fmt: skip
+
+
+def _recovery(study: Study) -> Iterator[dict[str, Any]]:
+    for keys, found, condition in conditions(study, "recover"):
+        if finding := found.get(f"{condition}/recovery"):
+            facts = study.facts["recover"][keys["dataset"], keys["model"]]
+            yield {
+                **keys, "alpha": float(keys["alpha"]), **_interval(finding),
+                "base_set": fmean(cell["base_set"] for cell in facts),
+            }  # fmt: skip
+
+
+def _selection(study: Study) -> Iterator[dict[str, Any]]:
+    for (dataset, model), found in study.findings.get("select", {}).items():
+        for epsilon, alphas in chosen_alphas(study, dataset, model).items():
+            for chosen_on, prefix in (("validation", ""), ("test", "oracle_")):
+                keys = {
+                    "dataset": dataset, "model": model, "epsilon": float(epsilon),
+                    "chosen_on": chosen_on,
+                }  # fmt: skip
+                # Over seeds: their mean, smallest and largest.
+                chosen = alphas[chosen_on]
+                extent = {"value": fmean(chosen), "low": min(chosen), "high": max(chosen)}
+                yield keys | {"metric": "alpha", **extent}
+                for metric in ("delta_HR@10", "recovery"):
+                    if finding := found.get(f"epsilon={epsilon}/{prefix}{metric}"):
+                        yield keys | {"metric": metric, **_interval(finding)}
+
+
+def _heatmaps(study: Study) -> pl.DataFrame:
+    """Means over seeds."""
+    schema = SCHEMAS["heatmaps"]
+    keys = [name for name in schema if name != "value"]
+    parts = [
+        frame.with_columns(pl.lit(dataset).alias("dataset"), pl.lit(model).alias("model"))
+        for (dataset, model), per_seed in study.heatmaps.items()
+        for frame in per_seed
+    ]
+    if not parts:
+        return pl.DataFrame(schema=schema)
+    return (
+        pl.concat(parts)
+        .group_by(keys, maintain_order=True)
+        .agg(pl.col("value").mean())
+        .select(schema)
+        .cast(schema)
+    )
+
+
+def _training(study: Study) -> pl.DataFrame:
+    schema = SCHEMAS["training"]
+    parts = []
+    for (dataset, model), histories in study.histories.items():
+        for described, history in zip(study.trained[dataset, model], histories, strict=True):
+            parts.append(
+                history.select(
+                    pl.lit(dataset).alias("dataset"),
+                    pl.lit(model).alias("model"),
+                    pl.lit(described["seed"]).alias("seed"),
+                    "epoch",
+                    "loss",
+                    "validation_NDCG@10",
+                    (pl.col("epoch") == described["best_epoch"]).alias("best"),
+                ).cast(schema)
+            )
+    return pl.concat(parts) if parts else pl.DataFrame(schema=schema)

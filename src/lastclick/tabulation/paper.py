@@ -1,0 +1,210 @@
+"""Tables 1 to 4 of *residual dominance*, the split sizes and the accuracy of *time to split*."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lastclick.tabulation.layout import Layout, Row, counted, measured
+from lastclick.tabulation.published import look_up
+from lastclick.tabulation.study import Study
+
+DEFINITIONS = ("norm_of_sum", "sum_of_norms")
+LEVELS = ("attn", "attn_res", "attn_res_ln")
+POSITIONS = ("L", "L-1", "L-2")
+
+TABLE1 = Layout(
+    name="table1",
+    title="Table 1. Data sets after processing",
+    side=("dataset",),
+    across=("quantity",),
+    digits={
+        "users": 0, "items": 0, "interactions": 0, "average_length": 1, "density_percent": 2,
+        "days": 0, "tied_share": 3,
+    },
+    shows="Size of each data set after consecutive repeats are dropped and users and items with "
+    "few interactions are filtered out. Equal counts mean that the same data went in. tied_share "
+    "is the share of neighbouring interactions of one user with equal timestamps.",
+    does_not_show="Equal counts do not prove equal order: where many neighbours share their "
+    "timestamp, the order inside it is a choice of the source file.",
+    published="residual dominance, Table 1",
+)  # fmt: skip
+
+SPLITS = Layout(
+    name="splits",
+    title="Sizes of train, validation and test",
+    side=("dataset",),
+    across=("quantity",),
+    digits={
+        "train_interactions": 0, "train_users": 0, "validation_users": 0, "test_users": 0,
+        "test_skipped": 0,
+    },
+    shows="How many interactions and users train, validate and test. test_skipped are users with "
+    "a target but no input before it.",
+    does_not_show="Every interval in this report is over the test users counted here; few of them "
+    "make wide intervals.",
+    published="time to split (global time split, quantile 0.9, last target)",
+)  # fmt: skip
+
+TABLE2 = Layout(
+    name="table2",
+    title="Table 2. Mixing ratios",
+    side=("dataset", "model"),
+    across=("definition", "level"),
+    shows="How much of a block's output at a position comes from other positions, averaged over "
+    "all real positions and layers: for attention alone (attn), after the residual is added "
+    "(attn_res) and after the LayerNorm (attn_res_ln). A small ratio after the residual means that "
+    "the position keeps itself.",
+    does_not_show="A small ratio is not a proof that context is ignored: small contributions can "
+    "carry information, and ranks may hang on them. norm_of_sum and sum_of_norms are two "
+    "definitions; the first is never the larger one, and they must not be mixed.",
+    published="residual dominance, Table 2 (post-LN block, seed 17)",
+)
+
+TABLE3 = Layout(
+    name="table3",
+    title="Table 3. Mixing ratio by layer and position",
+    side=("dataset", "model", "layer"),
+    across=("definition", "position"),
+    shows="The ratio after the LayerNorm (attn_res_ln) for each layer, at the last position L and "
+    "the two before it. Equal values along a row mean that the last position is treated like any "
+    "other; what sets it apart is that the prediction is read there.",
+    does_not_show="Layers are decomposed one by one. What a layer keeps of its input already "
+    "holds what earlier layers mixed in.",
+    published="residual dominance, Table 3 (SASRec, post-LN block, seed 17)",
+)
+
+TABLE4 = Layout(
+    name="table4",
+    title="Table 4. Hits that earlier positions would have made",
+    side=("dataset", "model"),
+    across=("row",),
+    shows="Share of all test sequences whose target is in the top 10 read at L, and share that "
+    "misses at L although the output at L-1, L-2 or L-3 has the target in its top 10.",
+    does_not_show="The rows overlap and must not be added up. Nobody can know beforehand which "
+    "position to read, so this is no accuracy that a recommender could reach. A sequence too short "
+    "to have the position counts as no hit there.",
+    published="residual dominance, Table 4 (SASRec, seed 17)",
+)
+
+ACCURACY = Layout(
+    name="accuracy",
+    title="Accuracy on the test partition",
+    side=("dataset", "model"),
+    across=("metric",),
+    shows="Share of test users whose target is in the top K (HR), the same with hits discounted "
+    "by rank (NDCG), mean reciprocal rank (MRR), and the share of the catalogue that appears in "
+    "somebody's top K (coverage). The whole catalogue is ranked, never a sample.",
+    does_not_show="The intervals are over users, for the models as trained; another training seed "
+    "moves the values by the spread given where several seeds were run.",
+    published="time to split, best printed dropout (SASRec there has the classic block)",
+)
+
+
+def table1(study: Study) -> Iterator[Row]:
+    """Counts after preprocessing."""
+    for dataset in study.datasets:
+        found = study.data[dataset]["interactions"]
+        for quantity in TABLE1.digits:
+            published = look_up(study.published.data_sets.values, dataset, quantity)
+            keys = {"dataset": dataset, "quantity": quantity}
+            yield keys | counted(found.get(quantity), published)
+
+
+def splits(study: Study) -> Iterator[Row]:
+    """Counts after splitting."""
+    for dataset in study.datasets:
+        found = study.data[dataset]["split"]
+        for quantity in SPLITS.digits:
+            published = look_up(study.published.splits.values, dataset, quantity)
+            keys = {"dataset": dataset, "quantity": quantity}
+            yield keys | counted(found.get(f"n_{quantity}"), published)
+
+
+def table2(study: Study) -> Iterator[Row]:
+    """Mixing ratios over all positions and layers."""
+    for dataset in study.datasets:
+        for model in study.models:
+            found = study.found("decompose", dataset, model)
+            for definition in DEFINITIONS:
+                for level in LEVELS:
+                    keys = {
+                        "dataset": dataset, "model": model, "definition": definition, "level": level
+                    }  # fmt: skip
+                    if reason := study.why_not(model):
+                        yield keys | {"note": reason}
+                        continue
+                    published = look_up(study.published.mixing_ratio.values, dataset, model, level)
+                    finding = found.get(f"mixing_ratio/{definition}/{level}")
+                    yield keys | measured(finding, published)
+
+
+def table3(study: Study) -> Iterator[Row]:
+    """Mixing ratios after the LayerNorm, by layer and position."""
+    for dataset in study.datasets:
+        for model in study.models:
+            found = study.found("decompose", dataset, model)
+            printed = study.published.mixing_ratio_by_layer.values if model == "sasrec" else None
+            reason = study.why_not(model)
+            for layer in layers_of(found) or [0]:
+                for definition in DEFINITIONS:
+                    for position in POSITIONS:
+                        keys = {
+                            "dataset": dataset, "model": model, "layer": str(layer or "–"),
+                            "definition": definition, "position": position,
+                        }  # fmt: skip
+                        if reason:
+                            yield keys | {"note": reason}
+                            continue
+                        published = look_up(printed, dataset, layer, position)
+                        path = f"by_layer/layer{layer}/{definition}/attn_res_ln/{position}"
+                        yield keys | measured(found.get(path), published)
+
+
+def table4(study: Study) -> Iterator[Row]:
+    """Hits at L, and hits at earlier positions that miss at L."""
+    rows = {
+        "L": ("HR@10 at L", "HR@10/L"),
+        **{
+            position: (f"hit at {position}, miss at L", f"HR@10/{position}_miss_L")
+            for position in ("L-1", "L-2", "L-3")
+        },
+    }
+    for dataset in study.datasets:
+        for model in study.models:
+            found = study.found("non_final", dataset, model)
+            for position, (row, path) in rows.items():
+                keys = {"dataset": dataset, "model": model, "row": row}
+                if reason := study.why_not(model):
+                    yield keys | {"note": reason}
+                    continue
+                published = None
+                if model == "sasrec":
+                    published = look_up(study.published.non_final_hits.values, dataset, position)
+                yield keys | measured(found.get(path), published)
+
+
+def accuracy(study: Study) -> Iterator[Row]:
+    """HR, NDCG, MRR and coverage of the chronological input."""
+    names = [f"{metric}@{k}" for metric in ("HR", "NDCG") for k in study.ks] + ["MRR"]
+    for dataset in study.datasets:
+        for model in study.models:
+            found = study.found("shuffle", dataset, model)
+            published = study.published.best_accuracy(dataset, model)
+            for name in names:
+                finding = found.get(f"chronological/{name}")
+                keys = {"dataset": dataset, "model": model, "metric": name}
+                yield keys | measured(finding, published.get(name))
+            for k, coverage in study.coverage(dataset, model).items():
+                keys = {"dataset": dataset, "model": model, "metric": f"coverage@{k}"}
+                yield keys | counted(coverage) | {"n_seeds": len(study.seeds)}
+
+
+def layers_of(found: object) -> list[int]:
+    """The layer numbers that a cell's metric paths name, ascending."""
+    numbers = {
+        int(part.removeprefix("layer"))
+        for path in found  # type: ignore[attr-defined]
+        for part in path.split("/")
+        if part.startswith("layer") and part.removeprefix("layer").isdigit()
+    }
+    return sorted(numbers)
