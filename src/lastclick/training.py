@@ -1,0 +1,597 @@
+"""Training: Adam over batches of users, early stopping on validation, and survival.
+
+The protocol is that of *time to split*: batches of users drawn at random each epoch, cross-entropy
+at every real position, early stopping on NDCG@10 of a sample of validation users. The model says
+what a batch is and what its loss is (``models/base.py``); nothing here knows which model it is.
+
+Devices, processes and mixed precision are those of lightning-fabric. With several processes each
+batch is shared out over them and its loss normalised by the whole batch's number of targets, so
+that the number of processes does not change what is learned.
+
+All randomness is a function of (seed, epoch, step): the order of users, the model's choices of
+data, and dropout, whose generator is seeded anew at every step. So the place where a training was
+interrupted is all the random state there is to save.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
+import torch
+from lightning_fabric import Fabric
+from pydantic import BaseModel
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from lastclick.artifacts import Fitted, HistoryRow, build_model, load_weights, model_module
+from lastclick.checkpoint import Checkpoints, key_of, source_digest
+from lastclick.data.sequences import Batch, Sequences
+from lastclick.errors import UserError
+from lastclick.models.base import Recommender, TrainingLoss
+from lastclick.ranking import NonFiniteScoresError, SeenItems, ranks_of
+
+#: Cut-off of the validation metric.
+K = 10
+#: Seconds between two checkpoints: the most that a kill costs.
+CHECKPOINT_SECONDS = 60.0
+#: Steps between two looks at the loss; on a GPU each look waits for the device.
+STEPS_BETWEEN_LOOKS = 20
+
+# What a stream of random numbers is for; it keeps apart the streams of one seed.
+_WEIGHTS, _VALIDATION, _ORDER, _DATA, _DROPOUT = range(5)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What training is, the same for every model.
+
+    ``batch_size`` counts users; ``patience`` is the number of epochs without a better validation
+    NDCG@10 after which training stops; ``validation_users`` are sampled for it; ``loss_precision``
+    is that of the matrix products of the catalogue-sized loss (``losses.linear_cross_entropy``).
+    """
+
+    batch_size: int
+    learning_rate: float
+    max_epochs: int
+    patience: int
+    validation_users: int
+    loss_precision: Literal["fp32", "bf16"]
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where to train: ``devices`` processes, a device each; ``threads`` 0 leaves torch's choice.
+
+    ``precision`` "bf16" is autocast: matrix products in bfloat16, LayerNorm and softmax in float32.
+    """
+
+    device: Literal["auto", "cpu", "cuda"]
+    devices: int
+    precision: Literal["fp32", "bf16"]
+    threads: int
+
+
+@dataclass(frozen=True)
+class Validation:
+    """``inputs`` of n sequences, their ``targets (n,)``, and whether inputs leave the ranking."""
+
+    inputs: Sequences
+    targets: np.ndarray
+    filter_seen: bool
+
+    @classmethod
+    def from_frame(cls, frame: pl.DataFrame, *, filter_seen: bool) -> Validation:
+        """Read an evaluation table: whole sequences, the last item of each being the target."""
+        # One sequence per user and target; the two numbers make one key.
+        keyed = frame.with_columns(
+            sequence=pl.col("user_id").cast(pl.Int64) * 2**31 + pl.col("target_index")
+        )
+        whole = Sequences.from_frame(keyed, key="sequence")
+        return cls(whole.window(drop_last=1), whole.recent_item(0), filter_seen)
+
+    def sample(self, n_users: int, seed: int) -> Validation:
+        """At most ``n_users`` rows, chosen by ``seed`` alone (so the same ones for every model)."""
+        if len(self.inputs) <= n_users:
+            return self
+        rng = np.random.default_rng([_VALIDATION, seed])
+        rows = np.sort(rng.choice(len(self.inputs), n_users, replace=False))
+        return Validation(self.inputs.take(rows), self.targets[rows], self.filter_seen)
+
+
+@dataclass
+class EarlyStopping:
+    """Remembers the best epoch; a validation value that is not a number is never the best."""
+
+    patience: int
+    best_value: float | None = None
+    best_epoch: int = 0
+    waited: int = 0
+
+    def update(self, epoch: int, value: float) -> bool:
+        """Take an epoch's validation value; returns whether it is the best so far."""
+        if not math.isnan(value) and (self.best_value is None or value > self.best_value):
+            self.best_value, self.best_epoch, self.waited = value, epoch, 0
+            return True
+        self.waited += 1
+        return False
+
+    @property
+    def exhausted(self) -> bool:
+        return self.waited >= self.patience
+
+
+def launch(compute: Compute) -> Fabric:
+    """Start this process's part in training: device, precision, threads and fellow processes.
+
+    With ``devices`` > 1 the running script is started once more for each further device; under
+    ``torchrun`` the processes are those that it started, on any number of machines. Call it once
+    per process. Raises UserError when the devices asked for are not there.
+    """
+    under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    devices = int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun else compute.devices
+    nodes = int(os.environ["GROUP_WORLD_SIZE"]) if under_torchrun else 1
+    available = torch.cuda.device_count()
+    on_cuda = compute.device == "cuda" or (compute.device == "auto" and available > 0)
+    if on_cuda and available < devices:
+        raise UserError(
+            f"{devices} CUDA device(s) asked for, {available} found: set compute.device to cpu or "
+            "auto, lower compute.devices, or install a torch built for this machine's GPU"
+        )
+    if on_cuda:
+        # cuBLAS is deterministic only with a workspace of its own.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    fabric = Fabric(
+        accelerator="cuda" if on_cuda else "cpu",
+        devices=devices,
+        num_nodes=nodes,
+        strategy="ddp" if devices * nodes > 1 else "auto",
+        precision="bf16-mixed" if compute.precision == "bf16" else "32-true",
+    )
+    fabric.launch()
+    if compute.threads:
+        torch.set_num_threads(compute.threads)
+    return fabric
+
+
+def fit(
+    model_name: str,
+    config: BaseModel,
+    training: Sequences,
+    validation: Validation,
+    n_items: int,
+    *,
+    settings: Settings,
+    seed: int,
+    fabric: Fabric,
+    cell: Path | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> Fitted:
+    """Train a model to early stopping and return the weights of its best epoch.
+
+    ``training`` and ``validation`` hold items of a catalogue 1..``n_items``. ``cell``, where given,
+    is the folder of its checkpoints: an interrupted training of the same model, parameters, data
+    and code is continued, and a finished one returned at once.
+
+    Raises UserError when there is nothing to train or to validate on, when the loss or every
+    validation score stops being a number, when memory runs out, and while another process trains
+    in ``cell``.
+    """
+    usable = np.flatnonzero(training.lengths >= 2)
+    if len(usable) == 0:
+        raise UserError(
+            "the training set is empty: no user has two interactions to learn from; check "
+            "preprocess.k_core and split.quantile, and the raw data"
+        )
+    if len(validation.inputs) == 0:
+        raise UserError(
+            "the validation set is empty, so training cannot know when to stop; check "
+            "split.quantile and split.validation, and the raw data"
+        )
+    job = _Job(
+        model_name, config, training.take(usable),
+        validation.sample(settings.validation_users, seed), n_items, settings, seed, fabric,
+    )  # fmt: skip
+    checkpoints = None if cell is None else Checkpoints(cell, job.identity())
+    with _only_writer(checkpoints, fabric), _explained_memory(job):
+        finished = checkpoints.load_final() if checkpoints else None
+        if finished is not None:
+            weights, numbers = finished
+            return Fitted(weights, **numbers)
+        fitted = _Trainer(job, checkpoints, checkpoint_seconds).run()
+        if checkpoints and fabric.is_global_zero:
+            numbers = {name: value for name, value in vars(fitted).items() if name != "weights"}
+            checkpoints.save_final(fitted.weights, numbers)
+        return fitted
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What to train: every training sequence has two items or more, the validation is sampled."""
+
+    model_name: str
+    config: BaseModel
+    training: Sequences
+    validation: Validation
+    n_items: int
+    settings: Settings
+    seed: int
+    fabric: Fabric
+
+    def identity(self) -> str:
+        """A hash of all that the result depends on, and of nothing about where it is computed."""
+        return key_of(
+            {
+                "model": self.model_name,
+                "config": self.config.model_dump(mode="json"),
+                "settings": asdict(self.settings),
+                "precision": self.fabric.strategy.precision.precision,
+                "seed": self.seed,
+                "n_items": self.n_items,
+                "training_items": self.training.items,
+                "training_offsets": self.training.offsets,
+                "validation_items": self.validation.inputs.items,
+                "validation_offsets": self.validation.inputs.offsets,
+                "validation_targets": self.validation.targets,
+                "filter_seen": self.validation.filter_seen,
+                "code": source_digest(__name__, model_module(self.model_name).__name__),
+                "torch": torch.__version__,
+            }
+        )
+
+
+@contextmanager
+def _only_writer(checkpoints: Checkpoints | None, fabric: Fabric) -> Iterator[None]:
+    """Hold the cell's lock in the first process; a refusal is raised in every process."""
+    with ExitStack() as held:
+        refusal = None
+        if checkpoints and fabric.is_global_zero:
+            try:
+                held.enter_context(checkpoints.only_writer())
+            except UserError as error:
+                refusal = str(error)
+        refusal = fabric.broadcast(refusal)
+        if refusal is not None:
+            raise UserError(refusal)
+        yield
+
+
+@contextmanager
+def _explained_memory(job: _Job) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # On a CPU torch reports a failed allocation as a plain RuntimeError.
+        ran_out = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not ran_out and "DefaultCPUAllocator" not in str(error):
+            raise
+        raise UserError(
+            f"training {job.model_name} on {job.n_items} items ran out of memory on "
+            f"{job.fabric.device}: lower train.batch_size (now {job.settings.batch_size}) or the "
+            f"model's max_length or hidden_size, or use a machine with more memory ({error})"
+        ) from None
+
+
+class _Opaque:
+    """Carries a batch past wrappers that look into collections to move or convert tensors."""
+
+    def __init__(self, content: Any):
+        self.content = content
+
+
+class _Objective(nn.Module):
+    """A model's training loss as a ``forward``, which is what fabric wraps."""
+
+    def __init__(self, model: Recommender):
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: _Opaque) -> tuple[Tensor, int, dict[str, Tensor]]:
+        loss: TrainingLoss = self.model.training_loss(batch.content)
+        return loss.total, loss.n_targets, loss.extra
+
+
+@dataclass
+class _Progress:
+    """Where training stands: ``epoch`` (from 1) and ``step`` (from 0) name the next step.
+
+    ``sums``, over the epoch so far and all processes, float64: the loss, the targets, the users,
+    and each of the extra ``terms`` times its users.
+    """
+
+    stopping: EarlyStopping
+    epoch: int = 1
+    step: int = 0
+    terms: list[str] = field(default_factory=list)
+    sums: Tensor | None = None
+    history: list[HistoryRow] = field(default_factory=list)
+
+
+class _Trainer:
+    """One training, from fresh weights or a checkpoint to the weights of the best epoch."""
+
+    def __init__(self, job: _Job, checkpoints: Checkpoints | None, checkpoint_seconds: float):
+        self.job = job
+        self.fabric = job.fabric
+        self.checkpoints = checkpoints
+        self.checkpoint_seconds = checkpoint_seconds
+        self.n_steps = math.ceil(len(job.training) / job.settings.batch_size)
+
+        torch.manual_seed(_seed(_WEIGHTS, job.seed))
+        self.model = build_model(job.model_name, job.config, job.n_items)
+        self.model.loss_precision = job.settings.loss_precision
+        # The fused form is several times faster than the others over a catalogue of embeddings.
+        self.adam = torch.optim.Adam(
+            self.model.parameters(), lr=job.settings.learning_rate, fused=True
+        )
+        self.objective, self.optimizer = self.fabric.setup(_Objective(self.model), self.adam)
+        self.validation = _ValidationShare.of(job.validation, self.fabric)
+        self.progress = _Progress(EarlyStopping(job.settings.patience))
+        self.best: dict[str, Tensor] = {}
+        self._restore()
+        self.saved_at = time.monotonic()
+
+    def run(self) -> Fitted:
+        progress, stopping = self.progress, self.progress.stopping
+        display = _Display(self)
+        while progress.epoch <= self.job.settings.max_epochs and not stopping.exhausted:
+            display.start_epoch(progress)
+            self._train_epoch(display)
+            self._end_epoch()
+            display.end_epoch(progress)
+            self._save_if_due()
+        display.close()
+        if stopping.best_value is None:
+            raise UserError(
+                f"the validation scores of {self.job.model_name} were not finite in any of its "
+                f"{len(progress.history)} epochs: lower train.learning_rate (now "
+                f"{self.job.settings.learning_rate:g})"
+            )
+        return Fitted(self.best, progress.history, stopping.best_epoch, stopping.best_value)
+
+    def _train_epoch(self, display: _Display) -> None:
+        progress, batch_size = self.progress, self.job.settings.batch_size
+        rng = np.random.default_rng([_ORDER, self.job.seed, progress.epoch])
+        order = rng.permutation(len(self.job.training))
+        self.model.train()
+        while progress.step < self.n_steps:
+            start = progress.step * batch_size
+            self._train_step(order[start : start + batch_size])
+            progress.step += 1
+            if progress.step % STEPS_BETWEEN_LOOKS == 0:
+                display.show_loss(self._losses()["loss"])
+            display.advance()
+            self._save_if_due()
+
+    def _train_step(self, users: np.ndarray) -> None:
+        """A step of Adam on the batch of ``users``, of which this process takes its share."""
+        job, progress, fabric = self.job, self.progress, self.fabric
+        mine = users[fabric.global_rank :: fabric.world_size]
+        # A process that a short last batch leaves without users takes part with weight 0.
+        weight = 1 if len(mine) else 0
+        place = (job.seed, progress.epoch, progress.step, fabric.global_rank)
+        torch.manual_seed(_seed(_DROPOUT, *place))
+        batch = self.model.training_batch(
+            job.training, mine if weight else users[:1], np.random.default_rng([_DATA, *place])
+        )
+        total, n_targets, extra = self.objective(_Opaque(batch.to(fabric.device)))
+        total = total * weight
+        terms = [term * len(mine) for term in extra.values()]
+        counts = torch.tensor([n_targets * weight, len(mine)], dtype=torch.float64)
+        losses = torch.stack([total, *terms]).detach().double()
+        sums = torch.cat((losses[:1], counts.to(fabric.device), losses[1:]))
+        sums = fabric.all_reduce(sums, reduce_op="sum")
+        objective = total / sums[1] + sum(terms) / sums[2]
+        self.optimizer.zero_grad()
+        # With several processes gradients are averaged over them, where their sum is meant.
+        fabric.backward(objective * fabric.world_size)
+        self.optimizer.step()
+        progress.terms = list(extra)
+        progress.sums = sums if progress.sums is None else progress.sums + sums
+
+    def _losses(self) -> dict[str, float]:
+        """Mean loss per target, and mean extra terms, of the epoch so far.
+
+        Raises UserError when one of them is not a finite number.
+        """
+        progress = self.progress
+        loss, n_targets, n_users, *extra = progress.sums.tolist()
+        losses = {"loss": loss / n_targets}
+        losses |= {name: term / n_users for name, term in zip(progress.terms, extra, strict=True)}
+        if not all(math.isfinite(value) for value in losses.values()):
+            raise UserError(
+                f"the training loss of {self.job.model_name} is no longer a finite number by epoch "
+                f"{progress.epoch}, step {progress.step} of {self.n_steps} ({losses}): lower "
+                f"train.learning_rate (now {self.job.settings.learning_rate:g}), or choose fp32 "
+                "where bf16 is set"
+            )
+        return losses
+
+    def _end_epoch(self) -> None:
+        """Validate, keep the best weights, and move on to the next epoch."""
+        progress = self.progress
+        losses = self._losses()
+        ndcg = self._validation_ndcg()
+        if progress.stopping.update(progress.epoch, ndcg):
+            self.best = {
+                name: tensor.detach().to("cpu", copy=True)
+                for name, tensor in self.model.state_dict().items()
+            }
+        measured = None if math.isnan(ndcg) else ndcg
+        progress.history.append(
+            {"epoch": progress.epoch, **losses, f"validation_NDCG@{K}": measured}
+        )
+        progress.epoch, progress.step, progress.sums = progress.epoch + 1, 0, None
+
+    def _validation_ndcg(self) -> float:
+        """Mean NDCG@10 over the sampled validation users; NaN where scores are not finite."""
+        self.model.eval()
+        counts = self.validation.count_ranks(self.model, self.job.settings.batch_size, self.fabric)
+        counts = self.fabric.all_reduce(counts, reduce_op="sum").tolist()
+        if counts[0]:
+            return math.nan
+        # One relevant item per user: the ideal DCG is 1. Summed rank by rank and not user by user,
+        # so that rounding never tells two equal epochs apart.
+        gains = (counts[rank] / math.log2(1 + rank) for rank in range(1, K + 1))
+        return sum(gains) / len(self.job.validation.targets)
+
+    def _save_if_due(self) -> None:
+        due = time.monotonic() - self.saved_at >= self.checkpoint_seconds
+        if due and self.checkpoints and self.fabric.is_global_zero:
+            self._save()
+            self.saved_at = time.monotonic()
+
+    def _save(self) -> None:
+        progress = self.progress
+        tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tensors |= {f"best/{name}": tensor for name, tensor in self.best.items()}
+        for index, state in self.adam.state_dict()["state"].items():
+            tensors |= {f"adam/{index}/{name}": tensor for name, tensor in state.items()}
+        if progress.sums is not None:
+            self._losses()  # a training that is lost must not be continued from here
+            tensors["sums"] = progress.sums
+        numbers = {
+            "epoch": progress.epoch,
+            "step": progress.step,
+            "terms": progress.terms,
+            "history": progress.history,
+            "stopping": asdict(progress.stopping),
+        }
+        self.checkpoints.save_state(tensors, numbers)
+
+    def _restore(self) -> None:
+        """Continue from the checkpoint, where there is one; every process reads it."""
+        saved = self.checkpoints.load_state() if self.checkpoints else None
+        if saved is None:
+            return
+        tensors, numbers = saved
+        sums = tensors.pop("sums", None)
+        groups: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "adam": {}}
+        for path, tensor in tensors.items():
+            group, _, name = path.partition("/")
+            groups[group][name] = tensor
+        load_weights(self.model, groups["model"], f"the checkpoint in {self.checkpoints.cell}")
+        self.best = groups["best"]
+        adam = self.adam.state_dict()
+        for path, tensor in groups["adam"].items():
+            index, _, name = path.partition("/")
+            adam["state"].setdefault(int(index), {})[name] = tensor
+        self.adam.load_state_dict(adam)
+        self.progress = _Progress(
+            EarlyStopping(**numbers.pop("stopping")),
+            sums=None if sums is None else sums.to(self.fabric.device),
+            **numbers,
+        )
+
+
+def _seed(*parts: int) -> int:
+    """A seed for torch, well mixed from small numbers."""
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
+
+
+@dataclass(frozen=True)
+class _ValidationShare:
+    """The validation users that this process ranks, on its device."""
+
+    inputs: Sequences
+    targets: Tensor
+    seen: SeenItems | None
+
+    @classmethod
+    def of(cls, validation: Validation, fabric: Fabric) -> _ValidationShare:
+        rows = np.arange(fabric.global_rank, len(validation.targets), fabric.world_size)
+        inputs = validation.inputs.take(rows)
+        targets = torch.from_numpy(validation.targets[rows].astype(np.int64)).to(fabric.device)
+        seen = None
+        if validation.filter_seen:
+            items = torch.from_numpy(inputs.items.astype(np.int64)).to(fabric.device)
+            offsets = torch.from_numpy(inputs.offsets).to(fabric.device)
+            seen = SeenItems.from_sequences(items, offsets)
+        return cls(inputs, targets, seen)
+
+    def count_ranks(self, model: Recommender, batch_size: int, fabric: Fabric) -> Tensor:
+        """How many targets have rank 1, …, 10, at those places of ``(11,)`` int64.
+
+        Place 0 is 0, or 1 when the scores are not finite.
+        """
+        inputs = self.inputs.window(keep=model.max_input_length)
+        states = [torch.empty(0, model.item_vectors().shape[1], device=fabric.device)]
+        with torch.inference_mode():
+            with fabric.autocast():
+                for start in range(0, len(inputs), batch_size):
+                    rows = np.arange(start, min(start + batch_size, len(inputs)))
+                    batch = Batch.of(inputs.take(rows)).to(fabric.device)
+                    states.append(model.final_states(batch).float())
+            try:
+                ranks = ranks_of(
+                    torch.cat(states), model.item_vectors(), self.targets[:, None], self.seen,
+                    bias=model.item_bias(),
+                ).filtered  # fmt: skip
+            except NonFiniteScoresError:
+                return torch.eye(K + 1, dtype=torch.int64, device=fabric.device)[0]
+            return torch.bincount(ranks[ranks <= K].long(), minlength=K + 1)
+
+
+class _Display:
+    """A progress bar over the steps of an epoch, with what training has come to so far."""
+
+    def __init__(self, trainer: _Trainer):
+        self.job = trainer.job
+        self.n_steps = trainer.n_steps
+        self.loss = self.ndcg = self.best = self.left = "?"
+        self.durations: list[float] = []
+        self.bar = tqdm(
+            total=self.n_steps,
+            unit="step",
+            leave=False,
+            disable=not trainer.fabric.is_global_zero,
+            # Where no one watches, a log should not grow by a line every moment.
+            mininterval=0.2 if sys.stderr.isatty() else 30.0,
+        )
+
+    def start_epoch(self, progress: _Progress) -> None:
+        self.started = time.monotonic()
+        self.steps_before = progress.step
+        name, n_epochs = self.job.model_name, self.job.settings.max_epochs
+        self.bar.reset()
+        self.bar.set_description_str(f"{name} epoch {progress.epoch}/{n_epochs}", refresh=False)
+        self.bar.update(progress.step)
+
+    def show_loss(self, loss: float) -> None:
+        self.loss = f"{loss:.3f}"
+
+    def advance(self) -> None:
+        self.bar.set_postfix_str(
+            f"loss {self.loss}, validation NDCG@{K} {self.ndcg}, best {self.best}, "
+            f"left {self.left}",
+            refresh=False,
+        )
+        self.bar.update()
+
+    def end_epoch(self, progress: _Progress) -> None:
+        row, stopping = progress.history[-1], progress.stopping
+        ndcg = row[f"validation_NDCG@{K}"]
+        self.show_loss(row["loss"])
+        self.ndcg = "not finite" if ndcg is None else f"{ndcg:.4f}"
+        if stopping.best_value is not None:
+            self.best = f"{stopping.best_value:.4f} (epoch {stopping.best_epoch})"
+        # Whether validation still improves decides how many epochs there will be.
+        done = max(1, self.n_steps - self.steps_before)
+        self.durations.append((time.monotonic() - self.started) / done * self.n_steps)
+        seconds = sum(self.durations) / len(self.durations)
+        at_most = self.job.settings.max_epochs - row["epoch"]
+        at_least = min(at_most, stopping.patience - stopping.waited)
+        self.left = " to ".join(tqdm.format_interval(n * seconds) for n in (at_least, at_most))
+
+    def close(self) -> None:
+        self.bar.close()

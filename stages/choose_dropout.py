@@ -1,0 +1,46 @@
+"""Choose dropout on validation over a grid, where params.yaml asks for it."""
+
+from pathlib import Path
+
+from lastclick import params, tables
+from stages.command import run
+from stages.trainable import Trainable
+
+
+def main(dataset: str, model: str) -> None:
+    """Train with every dropout of the grid and the first seed; keep the best on validation.
+
+    A data set or model that the section dropout does not name keeps its own value at once. What
+    is trained here stays in the checkpoints, so that train has nothing left to do for that seed.
+    """
+    settings = params.load()
+    asked = dataset in settings.dropout.datasets and model in settings.dropout.models
+    path = Path("tuning") / dataset / f"{model}.json"
+    if not (asked and settings.dropout.grid):
+        own = settings.models[model]["dropout"]
+        tables.write_json({"dropout": own, "chosen_on_validation": False}, path)
+        return
+    trainable = Trainable.prepare(dataset, model, settings)
+    seed = settings.run.seeds[0]
+    fitted = {dropout: trainable.fit(dropout, seed) for dropout in settings.dropout.grid}
+    if trainable.fabric.is_global_zero:
+        tables.write_json(
+            {
+                # Among equals the first of the grid.
+                "dropout": max(fitted, key=lambda dropout: fitted[dropout].best_ndcg),
+                "chosen_on_validation": True,
+                "seed": seed,
+                "grid": {
+                    f"{dropout:g}": {
+                        "validation_NDCG@10": found.best_ndcg,
+                        "best_epoch": found.best_epoch,
+                    }
+                    for dropout, found in fitted.items()
+                },
+            },
+            path,
+        )
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,30 @@
+"""Train one model with one seed."""
+
+from pathlib import Path
+
+from lastclick import params, tables
+from lastclick.artifacts import save_model
+from stages.cells import Cell
+from stages.command import run
+from stages.trainable import Trainable
+
+
+def main(dataset: str, model: str, seed: int) -> None:
+    """Train to early stopping, with the dropout that choose_dropout gave, and save the best epoch."""
+    trainable = Trainable.prepare(dataset, model, params.load())
+    cell = Cell(dataset, model, seed)
+    dropout = tables.read_json(Path("tuning") / dataset / f"{model}.json")["dropout"]
+    fitted = trainable.fit(dropout, seed)
+    if trainable.fabric.is_global_zero:
+        save_model(
+            cell.trained,
+            fitted,
+            model_name=model,
+            config=trainable.configured(dropout),
+            n_items=trainable.n_items,
+            seed=seed,
+        )
+
+
+if __name__ == "__main__":
+    run(main)

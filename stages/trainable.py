@@ -1,0 +1,70 @@
+"""What choose_dropout and train share: a cell's data, model configuration and checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning_fabric import Fabric
+from pydantic import BaseModel
+
+from lastclick import params, tables
+from lastclick.artifacts import Fitted, model_module
+from lastclick.data.sequences import Sequences
+from lastclick.training import Compute, Settings, Validation, fit, launch
+
+# Outside DVC's outputs, which DVC deletes before it runs a stage.
+CHECKPOINTS = Path(".ckpt")
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """A data set and a model, ready to train with any seed and dropout."""
+
+    dataset: str
+    model: str
+    config: BaseModel
+    n_items: int
+    training: Sequences
+    validation: Validation
+    settings: Settings
+    fabric: Fabric
+
+    @classmethod
+    def prepare(cls, dataset: str, model: str, settings: params.Params) -> Trainable:
+        """Read the split of a data set, and start this process's part in training."""
+        splits = Path("data/splits") / dataset
+        config = params.validate_section(
+            model_module(model).Config, settings.models[model], f"models.{model}"
+        )
+        training = tables.read_table(splits / "train.parquet", tables.INTERACTIONS)
+        validation = tables.read_table(splits / "validation.parquet", tables.EVALUATION)
+        filter_seen = settings.datasets[dataset].filter_seen
+        return cls(
+            dataset,
+            model,
+            config,
+            n_items=tables.read_json(splits / "split.json")["n_items"],
+            training=Sequences.from_frame(training),
+            validation=Validation.from_frame(validation, filter_seen=filter_seen),
+            settings=Settings(**settings.train.model_dump()),
+            fabric=launch(Compute(**settings.compute.model_dump())),
+        )
+
+    def configured(self, dropout: float) -> BaseModel:
+        """The model's configuration with this dropout."""
+        return self.config.model_copy(update={"dropout": dropout})
+
+    def fit(self, dropout: float, seed: int) -> Fitted:
+        """Train, or continue, or take from its checkpoint what was trained before."""
+        return fit(
+            self.model,
+            self.configured(dropout),
+            self.training,
+            self.validation,
+            self.n_items,
+            settings=self.settings,
+            seed=seed,
+            fabric=self.fabric,
+            cell=CHECKPOINTS / self.dataset / self.model / str(seed) / f"dropout-{dropout:g}",
+        )
