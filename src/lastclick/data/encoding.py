@@ -32,8 +32,8 @@ class Encoded:
 def encode(raw: pl.LazyFrame | pl.DataFrame) -> Encoded:
     """Number the ids of raw interactions.
 
-    ``raw`` has ``user_id, item_id`` String and ``timestamp`` Int64, in source order. It is run
-    once, by the streaming engine, and no more text is held than the distinct ids.
+    ``raw`` has ``user_id, item_id`` String (or integer) and ``timestamp`` Int64, in source order.
+    It is run once, by the streaming engine, and no more text is held than the distinct ids.
 
     Codes follow *id order*: shorter ids first, ids of one length by their bytes. Plain integers
     so come in numeric order. A code tells nothing about when or how often an id occurs, and
@@ -44,8 +44,8 @@ def encode(raw: pl.LazyFrame | pl.DataFrame) -> Encoded:
     encoded = (
         raw.lazy()
         .select(
-            pl.col("user_id").cast(pl.Categorical(pl.Categories.random())),
-            pl.col("item_id").cast(pl.Categorical(pl.Categories.random())),
+            pl.col("user_id").cast(pl.String).cast(pl.Categorical(pl.Categories.random())),
+            pl.col("item_id").cast(pl.String).cast(pl.Categorical(pl.Categories.random())),
             pl.col("timestamp"),
         )
         .collect(engine="streaming")

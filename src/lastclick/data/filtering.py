@@ -1,12 +1,13 @@
 """From raw rows to sequences: order, consecutive repeats, k-core, dense ids.
 
-The protocol is that of *time to split*, section 2 of the experiments' set-up, which *residual
-dominance* follows: consecutive repeats are dropped first, then users and items with fewer than
-``k_core`` interactions and the repeats that their removal creates, until nothing changes.
+The protocol is that of *time to split*, which *residual dominance* follows: consecutive repeats
+are dropped first, then users and items with fewer than ``k_core`` interactions and the repeats
+that their removal creates, until nothing changes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,23 +24,24 @@ SECONDS_PER_DAY = 86_400
 class FilterReport:
     """What went in, what filtering did, and what came out.
 
-    ``n_repeats_dropped`` counts the consecutive repeats of the raw sequences (not those that the
-    k-core creates later); ``n_rounds`` the rounds of the k-core that removed something.
-    ``density`` is the share of filled cells of the matrix of users and items, ``days`` the whole
-    days from the first interaction to the last. ``tie_share`` is the share of neighbouring
-    interactions of one user that have equal timestamps: their order is the source's, not time's.
+    ``repeats_dropped`` counts the consecutive repeats of the raw sequences (not those that the
+    k-core creates later); ``rounds`` the rounds of the k-core that removed something.
+    ``average_length`` is interactions a user, ``density_percent`` the filled cells in the matrix of
+    users and items, ``days`` the whole days from the first interaction to the last.
+    ``tied_share`` is the share of neighbouring interactions of one user with equal timestamps, at
+    the resolution of the source: their order is the source's, not time's.
     """
 
-    n_rows_read: int
-    n_repeats_dropped: int
-    n_rounds: int
-    n_users: int
-    n_items: int
-    n_interactions: int
+    rows_read: int
+    repeats_dropped: int
+    rounds: int
+    users: int
+    items: int
+    interactions: int
     average_length: float
-    density: float
+    density_percent: float
     days: int
-    tie_share: float
+    tied_share: float
 
 
 @dataclass(frozen=True)
@@ -53,37 +55,59 @@ class Preprocessed:
 
 
 def preprocess(
-    raw: pl.LazyFrame | pl.DataFrame, *, k_core: int, ties: str = "source", ties_seed: int = 0
+    raw: pl.LazyFrame | pl.DataFrame,
+    *,
+    k_core: int,
+    ties: str = "source",
+    ties_seed: int = 0,
+    ticks_per_second: int = 1,
 ) -> Preprocessed:
     """Turn raw interactions into dense, filtered sequences.
 
-    ``raw``: ``user_id, item_id`` String, ``timestamp`` Int64 (seconds, UTC), in source order.
+    ``raw``: ``user_id, item_id`` String or integer, ``timestamp`` Int64 (ticks since 1970, UTC), in
+    source order. Rows are ordered by ticks; the result's timestamps are whole seconds.
     ``k_core`` of 0 or 1 switches the core off; consecutive repeats are always dropped. ``ties``
     and ``ties_seed`` as in ``sort_by_user_and_time``.
 
     Users and items are numbered from 1 (0 is padding) in id order (``encoding.encode``).
 
-    Raises UserError when there are no rows or none survives.
+    Raises UserError when there are no rows, when one has a gap, or when none survives.
     """
     encoded = encode(raw)
-    n_rows_read = encoded.interactions.height
-    if n_rows_read == 0:
+    rows_read = encoded.interactions.height
+    if rows_read == 0:
         raise UserError("there are no interactions: the source has no row that could be read")
     ordered = sort_by_user_and_time(encoded.interactions, ties=ties, seed=ties_seed)
-    kept = drop_consecutive_repeats(ordered)
-    n_repeats_dropped = n_rows_read - kept.height
-    kept, n_rounds = keep_core(kept, k_core)
+    distinct = drop_consecutive_repeats(ordered)
+    kept, rounds = keep_core(distinct, k_core)
     if kept.is_empty():
         raise UserError(
             f"none of {len(encoded.raw_users):,} users and {len(encoded.raw_items):,} items is "
             f"left after filtering: no group of them has {k_core} interactions each (of "
-            f"{n_rows_read:,} rows); lower preprocess.k_core (0 switches it off)"
+            f"{rows_read:,} rows); lower preprocess.k_core (0 switches it off)"
         )
     users, user_ids = _renumber(kept["user_id"], encoded.raw_users, "user")
     items, item_ids = _renumber(kept["item_id"], encoded.raw_items, "item")
     interactions = pl.DataFrame([users, items, kept["timestamp"]])
-    report = _report(interactions, n_rows_read, n_repeats_dropped, n_rounds)
+    report = FilterReport(
+        rows_read=rows_read,
+        repeats_dropped=rows_read - distinct.height,
+        rounds=rounds,
+        **_size(interactions, ticks_per_second),
+    )
+    if ticks_per_second > 1:
+        interactions = interactions.with_columns(pl.col("timestamp") // ticks_per_second)
     return Preprocessed(interactions, pl.concat([user_ids, item_ids]), report)
+
+
+def compare_with_expected(report: FilterReport, expected: Mapping[str, int]) -> list[str]:
+    """One sentence for each of users, items, interactions that is not as ``expected``."""
+    return [
+        f"{name}: {getattr(report, name):,} instead of the published {number:,} "
+        f"({getattr(report, name) - number:+,})"
+        for name, number in expected.items()
+        if getattr(report, name) != number
+    ]
 
 
 def sort_by_user_and_time(
@@ -127,15 +151,15 @@ def keep_core(interactions: pl.DataFrame, k_core: int) -> tuple[pl.DataFrame, in
 
     Returns the rows kept and the number of rounds that removed something.
     """
-    n_rounds = 0
+    rounds = 0
     while True:
         n_before = interactions.height
         for column in ("user_id", "item_id"):
             interactions = _drop_rare(interactions, column, k_core)
         if interactions.height == n_before:
-            return interactions, n_rounds
+            return interactions, rounds
         interactions = drop_consecutive_repeats(interactions)
-        n_rounds += 1
+        rounds += 1
 
 
 def _drop_rare(interactions: pl.DataFrame, column: str, minimum: int) -> pl.DataFrame:
@@ -155,9 +179,7 @@ def _renumber(codes: pl.Series, raw_ids: pl.Series, kind: str) -> tuple[pl.Serie
     return pl.Series(dense).gather(codes).alias(codes.name), ids
 
 
-def _report(
-    interactions: pl.DataFrame, n_rows_read: int, n_repeats_dropped: int, n_rounds: int
-) -> FilterReport:
+def _size(interactions: pl.DataFrame, ticks_per_second: int) -> dict[str, int | float]:
     n_users, n_items = interactions["user_id"].max(), interactions["item_id"].max()
     n_interactions = interactions.height
     user, time = pl.col("user_id"), pl.col("timestamp")
@@ -167,15 +189,12 @@ def _report(
         last=time.max(),
     ).row(0)
     n_neighbours = n_interactions - n_users
-    return FilterReport(
-        n_rows_read=n_rows_read,
-        n_repeats_dropped=n_repeats_dropped,
-        n_rounds=n_rounds,
-        n_users=n_users,
-        n_items=n_items,
-        n_interactions=n_interactions,
-        average_length=n_interactions / n_users,
-        density=n_interactions / (n_users * n_items),
-        days=(last - first) // SECONDS_PER_DAY,
-        tie_share=n_ties / n_neighbours if n_neighbours else 0.0,
-    )
+    return {
+        "users": n_users,
+        "items": n_items,
+        "interactions": n_interactions,
+        "average_length": n_interactions / n_users,
+        "density_percent": 100 * n_interactions / (n_users * n_items),
+        "days": (last - first) // (SECONDS_PER_DAY * ticks_per_second),
+        "tied_share": n_ties / n_neighbours if n_neighbours else 0.0,
+    }

@@ -54,9 +54,11 @@ class SplitReport:
     """Thresholds (seconds, UTC; None where the protocol has none) and counts.
 
     ``n_test_skipped``: users with a holdout but no input. ``mean_test_holdout``: mean number of
-    interactions in the holdout of a test user. Likewise for validation.
+    interactions in the holdout of a test user. Likewise for validation. ``n_items`` is the size of
+    the catalogue, which every ranking covers: items that never train stay in it.
     """
 
+    n_items: int
     t_test: float | None
     t_validation: float | None
     n_train_interactions: int
@@ -169,7 +171,7 @@ def split_interactions(
         train=_rows(interactions, _prefixes(users, plan.train, interactions.height)),
         validation=_evaluation_table(interactions, users, plan.validation, target, seed),
         test=_evaluation_table(interactions, users, plan.test, target, seed),
-        report=_report(plan, target),
+        report=_report(plan, target, n_items=interactions["item_id"].max()),
     )
 
 
@@ -364,7 +366,7 @@ def _threshold(name: str, value: Fraction) -> str:
     return f"{name} = {float(value)}"
 
 
-def _report(plan: _Plan, target: str) -> SplitReport:
+def _report(plan: _Plan, target: str, n_items: int) -> SplitReport:
     def n_targets(evaluation: _Evaluation) -> int:
         evaluated = evaluation.evaluated
         if target not in ("successive", "all"):
@@ -375,6 +377,7 @@ def _report(plan: _Plan, target: str) -> SplitReport:
         return float(evaluation.holdout[evaluation.evaluated].mean())
 
     return SplitReport(
+        n_items=n_items,
         t_test=None if plan.t_test is None else float(plan.t_test),
         t_validation=None if plan.t_validation is None else float(plan.t_validation),
         n_train_interactions=int(plan.train.sum()),
