@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -296,21 +297,18 @@ def _explain(
     return "\n".join(lines)
 
 
-def _nearest(name: str, known: Any) -> str:
+def _nearest(name: str, known: Iterable[Any]) -> str:
     near = difflib.get_close_matches(name, [str(key) for key in known], n=1, cutoff=0.5)
-    if near:
-        return f"; did you mean {near[0]!r}?"
-    return f"; known: {', '.join(sorted(map(str, known)))}" if known else ""
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _siblings(model: Any, location: tuple) -> list[str]:
     """The keys that exist where the unknown key at ``location`` stands."""
     for part in location[:-1]:
-        field = getattr(model, "model_fields", {}).get(part)
-        candidates = [field.annotation] if field else list(getattr(model, "__args__", ()))
-        model = next((kind for kind in candidates if not isinstance(kind, str)), None)
-        if getattr(model, "__origin__", None) is dict:
-            model = model.__args__[1]
+        if get_origin(model) is dict:
+            model = get_args(model)[1]
+        elif field := getattr(model, "model_fields", {}).get(part):
+            model = field.annotation
     return list(getattr(model, "model_fields", {}))
 
 

@@ -54,10 +54,11 @@ class Evaluation:
             target_index=frame["target_index"].to_numpy()[whole.offsets[:-1]],
         )
 
-    def seen(self) -> SeenItems:
+    def seen(self, device: torch.device) -> SeenItems:
         """The distinct items of every whole input."""
         items = torch.from_numpy(self.inputs.items.astype(np.int64))
-        return SeenItems.from_sequences(items, torch.from_numpy(self.inputs.offsets))
+        offsets = torch.from_numpy(self.inputs.offsets)
+        return SeenItems.from_sequences(items.to(device), offsets.to(device))
 
     def keys(self) -> pl.DataFrame:
         """The columns that name a sequence in every score table."""
@@ -153,7 +154,7 @@ def rank_all(
     try:
         return ranks_of(
             states, model.item_vectors().detach(), asked,
-            seen.to(device) if seen is not None else None, bias=model.item_bias(),
+            seen, bias=model.item_bias(),
         )  # fmt: skip
     except NonFiniteScoresError as error:
         raise UserError(
@@ -188,7 +189,7 @@ def best_places(model: Recommender, states: Tensor, k: int, seen: SeenItems | No
     Coverage at every cut-off up to ``k`` follows from it.
     """
     lists = top_k(
-        states, model.item_vectors(), k, seen.to(states.device) if seen is not None else None,
+        states, model.item_vectors(), k, seen,
         bias=model.item_bias(),
     )  # fmt: skip
     best = torch.full((model.n_items + 1,), k + 1, device=states.device)
@@ -228,7 +229,7 @@ def score_shuffles(
     that the orders differ in order alone. Ranks of input items are those of the chronologically
     last and second-last one under every order.
     """
-    seen = evaluation.seen()
+    seen = evaluation.seen(model.item_vectors().device)
     window = evaluation.inputs.window(keep=model.max_input_length)
     wanted = _wanted(evaluation)
     conditions = [("chronological", None)]
@@ -272,7 +273,10 @@ def score_scales(
             for alpha in alphas
             if alpha != 1
         ]
-    prepared = [(evaluation, evaluation.seen(), _wanted(evaluation)) for evaluation in evaluations]
+    prepared = [
+        (evaluation, evaluation.seen(model.item_vectors().device), _wanted(evaluation))
+        for evaluation in evaluations
+    ]
     parts = []
     for layers, alpha in tqdm(conditions, desc=progress, unit="scale", disable=progress is None):
         scale = torch.ones(n_layers)
@@ -285,7 +289,8 @@ def score_scales(
                 encode=mixing.encode,
             )  # fmt: skip
             for offset in reached:
-                present = evaluation.inputs.lengths > offset
+                window = np.minimum(evaluation.inputs.lengths, model.max_input_length)
+                present = window > offset
                 ranks = rank_all(
                     model, states[offset], wanted if offset == 0 else wanted[:, :1],
                     evaluation.inputs.user_ids, seen, present,
@@ -347,5 +352,7 @@ def coverage(
     """Share of the catalogue that stands in somebody's top K, for every K."""
     states = encode_all(model, evaluation.inputs)[0]
     k = min(max(ks), model.n_items)
-    best = best_places(model, states, k, evaluation.seen() if filter_seen else None)
+    best = best_places(
+        model, states, k, evaluation.seen(model.item_vectors().device) if filter_seen else None
+    )
     return {str(k): float(((best > 0) & (best <= k)).sum() / model.n_items) for k in ks}
