@@ -7,7 +7,6 @@ that their removal creates, until nothing changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,24 +23,24 @@ SECONDS_PER_DAY = 86_400
 class FilterReport:
     """What went in, what filtering did, and what came out.
 
-    ``repeats_dropped`` counts the consecutive repeats of the raw sequences (not those that the
-    k-core creates later); ``rounds`` the rounds of the k-core that removed something.
-    ``average_length`` is interactions a user, ``density_percent`` the filled cells in the matrix of
-    users and items, ``days`` the whole days from the first interaction to the last.
-    ``tied_share`` is the share of neighbouring interactions of one user with equal timestamps, at
+    ``n_repeats_dropped`` counts the consecutive repeats of the raw sequences (not those that the
+    k-core creates later); ``n_rounds`` the rounds of the k-core that removed something.
+    ``average_length`` is interactions a user, ``density`` the share of filled cells in the matrix
+    of users and items, ``days`` the whole days from the first interaction to the last.
+    ``tie_share`` is the share of neighbouring interactions of one user with equal timestamps, at
     the resolution of the source: their order is the source's, not time's.
     """
 
-    rows_read: int
-    repeats_dropped: int
-    rounds: int
-    users: int
-    items: int
-    interactions: int
+    n_rows_read: int
+    n_repeats_dropped: int
+    n_rounds: int
+    n_users: int
+    n_items: int
+    n_interactions: int
     average_length: float
-    density_percent: float
+    density: float
     days: int
-    tied_share: float
+    tie_share: float
 
 
 @dataclass(frozen=True)
@@ -74,25 +73,25 @@ def preprocess(
     Raises UserError when there are no rows, when one has a gap, or when none survives.
     """
     encoded = encode(raw)
-    rows_read = encoded.interactions.height
-    if rows_read == 0:
+    n_rows_read = encoded.interactions.height
+    if n_rows_read == 0:
         raise UserError("there are no interactions: the source has no row that could be read")
     ordered = sort_by_user_and_time(encoded.interactions, ties=ties, seed=ties_seed)
     distinct = drop_consecutive_repeats(ordered)
-    kept, rounds = keep_core(distinct, k_core)
+    kept, n_rounds = keep_core(distinct, k_core)
     if kept.is_empty():
         raise UserError(
             f"none of {len(encoded.raw_users):,} users and {len(encoded.raw_items):,} items is "
             f"left after filtering: no group of them has {k_core} interactions each (of "
-            f"{rows_read:,} rows); lower preprocess.k_core (0 switches it off)"
+            f"{n_rows_read:,} rows); lower preprocess.k_core (0 switches it off)"
         )
     users, user_ids = _renumber(kept["user_id"], encoded.raw_users, "user")
     items, item_ids = _renumber(kept["item_id"], encoded.raw_items, "item")
     interactions = pl.DataFrame([users, items, kept["timestamp"]])
     report = FilterReport(
-        rows_read=rows_read,
-        repeats_dropped=rows_read - distinct.height,
-        rounds=rounds,
+        n_rows_read=n_rows_read,
+        n_repeats_dropped=n_rows_read - distinct.height,
+        n_rounds=n_rounds,
         **_size(interactions, ticks_per_second),
     )
     if ticks_per_second > 1:
@@ -100,13 +99,18 @@ def preprocess(
     return Preprocessed(interactions, pl.concat([user_ids, item_ids]), report)
 
 
-def compare_with_expected(report: FilterReport, expected: Mapping[str, int]) -> list[str]:
-    """One sentence for each of users, items, interactions that is not as ``expected``."""
+def compare_with_expected(
+    report: FilterReport, *, users: int, items: int, interactions: int
+) -> list[str]:
+    """One phrase for each of the three counts that is not as expected."""
     return [
-        f"{name}: {getattr(report, name):,} instead of the published {number:,} "
-        f"({getattr(report, name) - number:+,})"
-        for name, number in expected.items()
-        if getattr(report, name) != number
+        f"{found:,} {name} instead of {expected:,} ({found - expected:+,})"
+        for name, found, expected in (
+            ("users", report.n_users, users),
+            ("items", report.n_items, items),
+            ("interactions", report.n_interactions, interactions),
+        )
+        if found != expected
     ]
 
 
@@ -151,15 +155,15 @@ def keep_core(interactions: pl.DataFrame, k_core: int) -> tuple[pl.DataFrame, in
 
     Returns the rows kept and the number of rounds that removed something.
     """
-    rounds = 0
+    n_rounds = 0
     while True:
         n_before = interactions.height
         for column in ("user_id", "item_id"):
             interactions = _drop_rare(interactions, column, k_core)
         if interactions.height == n_before:
-            return interactions, rounds
+            return interactions, n_rounds
         interactions = drop_consecutive_repeats(interactions)
-        rounds += 1
+        n_rounds += 1
 
 
 def _drop_rare(interactions: pl.DataFrame, column: str, minimum: int) -> pl.DataFrame:
@@ -190,11 +194,11 @@ def _size(interactions: pl.DataFrame, ticks_per_second: int) -> dict[str, int | 
     ).row(0)
     n_neighbours = n_interactions - n_users
     return {
-        "users": n_users,
-        "items": n_items,
-        "interactions": n_interactions,
+        "n_users": n_users,
+        "n_items": n_items,
+        "n_interactions": n_interactions,
         "average_length": n_interactions / n_users,
-        "density_percent": 100 * n_interactions / (n_users * n_items),
+        "density": n_interactions / (n_users * n_items),
         "days": (last - first) // (SECONDS_PER_DAY * ticks_per_second),
-        "tied_share": n_ties / n_neighbours if n_neighbours else 0.0,
+        "tie_share": n_ties / n_neighbours if n_neighbours else 0.0,
     }
