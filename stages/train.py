@@ -10,7 +10,7 @@ from stages.trainable import Trainable
 
 
 def main(dataset: str, model: str, seed: int) -> None:
-    """Train to early stopping, with the dropout that choose_dropout gave, and save the best epoch."""
+    """Train to early stopping with the dropout of choose_dropout, and save the best epoch."""
     trainable = Trainable.prepare(dataset, model, params.load())
     cell = Cell(dataset, model, seed)
     dropout = tables.read_json(Path("tuning") / dataset / f"{model}.json")["dropout"]

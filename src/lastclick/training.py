@@ -350,7 +350,7 @@ class _Trainer:
             self._end_epoch()
             display.end_epoch(progress)
             self._save_if_due()
-        display.close()
+        display.close(progress)
         if stopping.best_value is None:
             raise UserError(
                 f"the validation scores of {self.job.model_name} were not finite in any of its "
@@ -563,25 +563,29 @@ class _Display:
         self.started = time.monotonic()
         self.steps_before = progress.step
         name, n_epochs = self.job.model_name, self.job.settings.max_epochs
-        self.bar.reset()
         self.bar.set_description_str(f"{name} epoch {progress.epoch}/{n_epochs}", refresh=False)
+        self._show()
+        self.bar.reset()
         self.bar.update(progress.step)
 
     def show_loss(self, loss: float) -> None:
         self.loss = f"{loss:.3f}"
+        self._show()
 
     def advance(self) -> None:
+        self.bar.update()
+
+    def _show(self) -> None:
         self.bar.set_postfix_str(
             f"loss {self.loss}, validation NDCG@{K} {self.ndcg}, best {self.best}, "
             f"left {self.left}",
             refresh=False,
         )
-        self.bar.update()
 
     def end_epoch(self, progress: _Progress) -> None:
         row, stopping = progress.history[-1], progress.stopping
         ndcg = row[f"validation_NDCG@{K}"]
-        self.show_loss(row["loss"])
+        self.loss = f"{row['loss']:.3f}"
         self.ndcg = "not finite" if ndcg is None else f"{ndcg:.4f}"
         if stopping.best_value is not None:
             self.best = f"{stopping.best_value:.4f} (epoch {stopping.best_epoch})"
@@ -593,5 +597,11 @@ class _Display:
         at_least = min(at_most, stopping.patience - stopping.waited)
         self.left = " to ".join(tqdm.format_interval(n * seconds) for n in (at_least, at_most))
 
-    def close(self) -> None:
+    def close(self, progress: _Progress) -> None:
         self.bar.close()
+        if self.job.fabric.is_global_zero:
+            print(
+                f"{self.job.model_name}: {len(progress.history)} epochs, loss {self.loss}, "
+                f"best validation NDCG@{K} {self.best}",
+                file=sys.stderr,
+            )

@@ -1,0 +1,514 @@
+"""Training: early stopping, randomness, survival, several processes, and clear refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from lightning_fabric import Fabric
+from safetensors.torch import load_file
+
+from lastclick import training as engine
+from lastclick.artifacts import Fitted, build_model, load_model, save_model
+from lastclick.checkpoint import Checkpoints
+from lastclick.data.sequences import Sequences
+from lastclick.errors import UserError
+from lastclick.models import sasrec
+from lastclick.ranking import NonFiniteScoresError
+from lastclick.tables import EVALUATION
+from lastclick.training import Compute, EarlyStopping, Validation, fit, launch
+from tests.training_example import (
+    N_ITEMS,
+    SETTINGS,
+    config_of,
+    sequences,
+    train,
+    validation_of,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+NDCG = "validation_NDCG@10"
+
+
+@pytest.fixture(scope="module")
+def fabric() -> Iterator[Fabric]:
+    before = torch.get_num_threads()
+    yield launch(Compute("cpu", 1, "fp32", threads=1))
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def batches(monkeypatch) -> list[np.ndarray]:
+    """Records the users of every step."""
+    recorded = []
+    make = sasrec.Model.training_batch
+
+    def record(self, sequences, indices, rng):
+        recorded.append(indices)
+        return make(self, sequences, indices, rng)
+
+    monkeypatch.setattr(sasrec.Model, "training_batch", record)
+    return recorded
+
+
+def validate_with(monkeypatch, values: list[float]) -> None:
+    """Let validation find these values, one per epoch."""
+    remaining = iter(values)
+    monkeypatch.setattr(engine._Trainer, "_validation_ndcg", lambda self: next(remaining))
+
+
+def assert_same(first: Fitted, second: Fitted) -> None:
+    assert first.history == second.history
+    assert (first.best_epoch, first.best_ndcg) == (second.best_epoch, second.best_ndcg)
+    assert first.weights.keys() == second.weights.keys()
+    for name, weight in first.weights.items():
+        assert torch.equal(weight, second.weights[name]), name
+
+
+# ---------------------------------------------------------------- what is learned, and when it ends
+
+
+@pytest.mark.parametrize("model", ["gru4rec", "sasrec"])
+def test_a_pattern_that_can_be_learned_is_learned(fabric, model):
+    settings = replace(SETTINGS, learning_rate=0.03, max_epochs=20, patience=20)
+    fitted = train(fabric, model=model, dropout=0.0, settings=settings)
+    assert [row["epoch"] for row in fitted.history] == list(range(1, 21))
+    assert fitted.history[0]["loss"] > 3  # log 53 is 3.97
+    assert fitted.history[-1]["loss"] < 1.5
+    assert fitted.best_ndcg > 0.8
+
+
+def test_early_stopping_of_a_series_with_a_gap():
+    # Case C12: 0.10, 0.12, NaN, 0.11, 0.10 with patience 2: epoch 2 is best, the end after 4.
+    stopping = EarlyStopping(patience=2)
+    improved = []
+    for epoch, value in enumerate([0.10, 0.12, math.nan, 0.11, 0.10], start=1):
+        improved.append(stopping.update(epoch, value))
+        if stopping.exhausted:
+            break
+    assert improved == [True, True, False, False]
+    assert (stopping.best_epoch, stopping.best_value) == (2, 0.12)
+
+
+def test_a_first_epoch_that_is_not_a_number_is_never_the_best():
+    stopping = EarlyStopping(patience=3)
+    assert not stopping.update(1, math.nan)
+    assert stopping.update(2, 0.0)
+    assert stopping.best_epoch == 2
+
+
+def test_the_weights_returned_are_those_of_the_best_epoch(fabric, monkeypatch):
+    settings = replace(SETTINGS, patience=2)
+    validate_with(monkeypatch, [0.10, 0.12, math.nan, 0.11, 0.10])
+    fitted = train(fabric, settings=settings)
+    assert [row[NDCG] for row in fitted.history] == [0.10, 0.12, None, 0.11]
+    assert (fitted.best_epoch, fitted.best_ndcg) == (2, 0.12)
+
+    validate_with(monkeypatch, [0.1, 0.2])
+    two_epochs = train(fabric, settings=replace(settings, max_epochs=2))
+    for name, weight in two_epochs.weights.items():
+        assert torch.equal(weight, fitted.weights[name])
+
+
+def test_scores_that_are_not_finite_do_not_count_as_validation(fabric, monkeypatch):
+    def refuse(*arguments, **options):
+        raise NonFiniteScoresError("NaN", row=3)
+
+    monkeypatch.setattr(engine, "ranks_of", refuse)
+    with pytest.raises(UserError, match="not finite in any of its 3 epochs"):
+        train(fabric)
+
+
+def test_validation_is_the_mean_over_users_of_the_gain_at_the_filtered_rank(fabric):
+    # Scores are the item vectors themselves; ranks worked out by hand.
+    model = build_model("sasrec", config_of("sasrec", 0.0), 5)
+    vectors = torch.zeros(6, 8)
+    vectors[1:, 0] = torch.tensor([0.5, 0.9, 0.5, 0.5, 0.1])
+    state = torch.zeros(8)
+    state[0] = 1.0
+    model.final_states = lambda batch: state.expand(batch.n_sequences, 8)
+    model.item_vectors = lambda: vectors
+    inputs = Sequences.from_lists([[5], [2], [2, 1], [4, 5]])
+    targets = np.array([4, 4, 4, 4])
+    # Unfiltered rank 4. Seen 5: 4. Seen 2: 3. Seen 2 and 1: 2. Seen the target itself: a miss.
+    share = engine._ValidationShare.of(Validation(inputs, targets, True), fabric)
+    assert share.count_ranks(model, 3, fabric).tolist() == [0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0]
+    share = engine._ValidationShare.of(Validation(inputs, targets, False), fabric)
+    assert share.count_ranks(model, 3, fabric).tolist() == [0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0]
+
+
+def test_reported_ndcg_is_that_of_the_returned_weights(fabric):
+    fitted = train(fabric)
+    model = build_model("sasrec", config_of("sasrec", 0.3), N_ITEMS)
+    model.load_state_dict(fitted.weights)
+    sampled = validation_of(sequences()).sample(SETTINGS.validation_users, seed=17)
+    share = engine._ValidationShare.of(sampled, fabric)
+    counts = share.count_ranks(model.eval(), 16, fabric).tolist()
+    gains = [count / math.log2(1 + rank) for rank, count in enumerate(counts) if rank]
+    assert fitted.best_ndcg == pytest.approx(sum(gains) / 41, rel=1e-12)
+    assert fitted.history[fitted.best_epoch - 1][NDCG] == fitted.best_ndcg
+
+
+# ------------------------------------------------------------------------------------ randomness
+
+
+def test_every_epoch_visits_every_user_once_in_an_order_of_its_own(fabric, batches):
+    train(fabric, settings=replace(SETTINGS, max_epochs=2))
+    assert [len(batch) for batch in batches] == [16] * 6 + [1] + [16] * 6 + [1]
+    first, second = np.concatenate(batches[:7]), np.concatenate(batches[7:])
+    assert sorted(first) == sorted(second) == list(range(97))
+    assert first.tolist() != second.tolist()
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others(fabric):
+    first = train(fabric)
+    torch.manual_seed(3)  # what was drawn before must not matter
+    assert_same(first, train(fabric))
+    assert train(fabric, seed=18).history != first.history
+
+
+def test_the_validation_sample_depends_on_the_seed_alone():
+    validation = validation_of(sequences())
+    sample = validation.sample(41, seed=17)
+    assert len(sample.inputs) == len(sample.targets) == 41
+    rows = np.searchsorted(validation.inputs.user_ids, sample.inputs.user_ids)
+    assert (validation.inputs.user_ids[rows] == sample.inputs.user_ids).all()
+    assert (validation.targets[rows] == sample.targets).all()
+    assert (np.diff(rows) > 0).all()
+    again, other = validation.sample(41, seed=17), validation.sample(41, seed=18)
+    assert (again.inputs.items.tolist(), again.targets.tolist()) == (
+        sample.inputs.items.tolist(),
+        sample.targets.tolist(),
+    )
+    assert other.targets.tolist() != sample.targets.tolist()
+    assert validation.sample(97, seed=17) is validation
+
+
+def test_a_validation_table_may_hold_several_targets_of_a_user():
+    frame = pl.DataFrame(
+        {
+            "user_id": [2, 2, 2, 2, 2, 7, 7],
+            "item_id": [3, 5, 3, 5, 11, 13, 17],
+            "timestamp": [1, 2, 1, 2, 3, 4, 5],
+            "target_index": [0, 0, 1, 1, 1, 0, 0],
+        },
+        schema=EVALUATION,
+    )
+    validation = Validation.from_frame(frame, filter_seen=False)
+    assert validation.inputs.user_ids.tolist() == [2, 2, 7]
+    assert validation.inputs.items.tolist() == [3, 3, 5, 13]
+    assert validation.inputs.offsets.tolist() == [0, 1, 3, 4]
+    assert validation.targets.tolist() == [5, 11, 17]
+
+
+# -------------------------------------------------------------------------------------- survival
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("model", ["gru4rec", "sasrec"])
+@pytest.mark.parametrize("step", [1, 7, 10, 24])
+def test_an_interrupted_training_continues_to_the_same_bits(
+    fabric, tmp_path, monkeypatch, model, step
+):
+    undisturbed = train(fabric, model=model)
+    n_steps = 7 * len(undisturbed.history)
+    taken = []
+    train_step = engine._Trainer._train_step
+
+    def interrupt(self, users):
+        if len(taken) == step:
+            raise Interrupted
+        taken.append(users)
+        train_step(self, users)
+
+    monkeypatch.setattr(engine._Trainer, "_train_step", interrupt)
+    with pytest.raises(Interrupted):
+        train(fabric, model=model, cell=tmp_path)
+
+    def count(self, users):
+        taken.append(users)
+        train_step(self, users)
+
+    monkeypatch.setattr(engine._Trainer, "_train_step", count)
+    torch.manual_seed(3)
+    assert_same(train(fabric, model=model, cell=tmp_path), undisturbed)
+    assert len(taken) == n_steps  # none was done twice
+
+
+def start_training(tmp_path: Path, *options: str) -> list[str]:
+    return [sys.executable, "-W", "error", "-m", "tests.training_example", str(tmp_path), *options]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(("src", "."))}
+
+
+def kill_training_at_random_moments(tmp_path: Path, n_kills: int) -> None:
+    """Start the example and kill it with signal 9 some time after it has begun to save."""
+    cell = tmp_path / "cell"
+    command = start_training(tmp_path / "unused", "--cell", str(cell), "--threads", "1")
+    for _ in range(n_kills):
+        with subprocess.Popen(command, cwd=ROOT, env=environment()) as process:
+            seen = {path: path.stat().st_mtime_ns for path in cell.glob("*/*.safetensors")}
+            while process.poll() is None and seen == {
+                path: path.stat().st_mtime_ns for path in cell.glob("*/*.safetensors")
+            }:
+                time.sleep(0.01)
+            time.sleep(random.uniform(0, 0.4))
+            process.kill()
+
+
+def test_a_training_killed_at_a_random_moment_ends_in_the_same_bits(fabric, tmp_path):
+    kill_training_at_random_moments(tmp_path, n_kills=1)
+    assert_same(train(fabric, cell=tmp_path / "cell"), train(fabric))
+
+
+@pytest.mark.slow
+def test_a_training_killed_again_and_again_ends_in_the_same_bits(fabric, tmp_path):
+    kill_training_at_random_moments(tmp_path, n_kills=7)
+    assert_same(train(fabric, cell=tmp_path / "cell"), train(fabric))
+
+
+def test_a_finished_training_is_not_repeated(fabric, tmp_path, batches):
+    first = train(fabric, cell=tmp_path)
+    batches.clear()
+    assert_same(train(fabric, cell=tmp_path), first)
+    assert batches == []
+
+
+def test_whatever_is_part_of_the_result_is_part_of_its_key(fabric, tmp_path, batches, monkeypatch):
+    def trains_again(**changed) -> bool:
+        batches.clear()
+        train(fabric, cell=tmp_path, **changed)
+        return bool(batches)
+
+    settings = replace(SETTINGS, max_epochs=1)
+    assert trains_again(settings=settings)
+    assert not trains_again(settings=settings)
+    assert not trains_again(settings=settings, checkpoint_seconds=1e9)
+    assert trains_again(settings=settings, dropout=0.2)
+    assert trains_again(settings=settings, seed=18)
+    assert trains_again(settings=settings, n_users=96)
+    assert trains_again(settings=replace(settings, learning_rate=0.02))
+    monkeypatch.setattr(engine, "source_digest", lambda *modules: "edited")
+    assert trains_again(settings=replace(settings, learning_rate=0.02))
+
+
+def test_a_second_writer_of_a_cell_is_refused(fabric, tmp_path):
+    with (
+        Checkpoints(tmp_path, "another key").only_writer(),
+        pytest.raises(UserError, match=f"process {os.getpid()} is already training"),
+    ):
+        train(fabric, cell=tmp_path)
+    train(fabric, cell=tmp_path, settings=replace(SETTINGS, max_epochs=1))
+
+
+# ------------------------------------------------------------------------------ several processes
+
+
+@pytest.mark.parametrize("started_by", ["torchrun", "the script itself"])
+def test_two_processes_follow_the_loss_curve_of_one(fabric, tmp_path, started_by):
+    # 33 users in batches of 16 leave one user, so that one process of two has none.
+    options = ("--dropout", "0", "--users", "33", "--threads", "1", "--cell", str(tmp_path / "c"))
+    command = start_training(tmp_path / "two", *options, "--devices", "2")
+    if started_by == "torchrun":
+        command[1:3] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run(command, cwd=ROOT, env=environment(), check=True, timeout=120)
+    two = json.loads((tmp_path / "two.json").read_text())
+
+    one = train(fabric, dropout=0.0, n_users=33)
+    assert len(two) == len(one.history)
+    for found, expected in zip(two, one.history, strict=True):
+        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+        assert found[NDCG] == pytest.approx(expected[NDCG], abs=0.02)
+    assert two[0]["loss"] == pytest.approx(one.history[0]["loss"], rel=1e-6)
+    weights = load_file(tmp_path / "two.safetensors")
+    for name, weight in one.weights.items():
+        torch.testing.assert_close(weights[name], weight, rtol=1e-3, atol=1e-3)
+
+
+# ------------------------------------------------------------------------ precision and progress
+
+
+def test_autocast_trains_about_the_same_and_keeps_weights_in_float32(fabric):
+    settings = replace(SETTINGS, max_epochs=1)
+    expected = train(fabric, settings=settings, dropout=0.0).history[0]["loss"]
+    autocast = launch(Compute("cpu", 1, "bf16", threads=1))
+    fitted = train(autocast, settings=settings, dropout=0.0)
+    assert fitted.history[0]["loss"] != expected
+    assert fitted.history[0]["loss"] == pytest.approx(expected, rel=0.02)
+    assert {weight.dtype for weight in fitted.weights.values()} == {torch.float32}
+
+
+def test_the_precision_of_the_loss_reaches_the_model(fabric, monkeypatch):
+    given = []
+    loss = sasrec.linear_cross_entropy
+
+    def record(*arguments, precision, **options):
+        given.append(precision)
+        return loss(*arguments, precision=precision, **options)
+
+    monkeypatch.setattr(sasrec, "linear_cross_entropy", record)
+    train(fabric, settings=replace(SETTINGS, max_epochs=1, loss_precision="bf16"))
+    assert set(given) == {"bf16"}
+
+
+def test_progress_shows_epoch_loss_validation_best_and_time_left(fabric, capfd):
+    fitted = train(fabric)
+    shown = capfd.readouterr().err
+    first = fitted.history[0]
+    assert "sasrec epoch 2/7" in shown
+    assert (
+        f"loss {first['loss']:.3f}, validation NDCG@10 {first[NDCG]:.4f}, "
+        f"best {first[NDCG]:.4f} (epoch 1), left 00:0" in shown
+    )
+    assert f"best validation NDCG@10 {fitted.best_ndcg:.4f} (epoch {fitted.best_epoch})" in shown
+
+
+# --------------------------------------------------------------------------------- clear refusals
+
+
+def test_an_empty_training_set_is_refused(fabric):
+    lonely = Sequences.from_lists([[3], [5]])
+    with pytest.raises(UserError, match="training set is empty: no user has two interactions"):
+        fit("sasrec", config_of("sasrec", 0.0), lonely, validation_of(sequences()), N_ITEMS,
+            settings=SETTINGS, seed=17, fabric=fabric)  # fmt: skip
+
+
+def test_users_with_one_interaction_are_left_out(fabric, batches):
+    training = Sequences.from_lists([[3], [5, 7], [11], [13, 17, 19]])
+    fit("sasrec", config_of("sasrec", 0.0), training, validation_of(sequences()), N_ITEMS,
+        settings=replace(SETTINGS, max_epochs=1), seed=17, fabric=fabric)  # fmt: skip
+    assert [sorted(batch) for batch in batches] == [[0, 1]]
+
+
+def test_an_empty_validation_set_is_refused(fabric):
+    nobody = Validation(Sequences.from_lists([]), np.array([], dtype=np.int32), True)
+    with pytest.raises(UserError, match="validation set is empty"):
+        fit("sasrec", config_of("sasrec", 0.0), sequences(), nobody, N_ITEMS,
+            settings=SETTINGS, seed=17, fabric=fabric)  # fmt: skip
+
+
+def test_a_loss_that_explodes_stops_training_and_says_what_to_change(fabric, tmp_path):
+    settings = replace(SETTINGS, learning_rate=1e30)
+    with pytest.raises(UserError, match=r"no longer a finite number .* lower train.learning_rate"):
+        train(fabric, settings=settings, cell=tmp_path)
+
+
+def test_running_out_of_memory_says_what_to_change(fabric):
+    # More bytes than any address space holds.
+    with pytest.raises(UserError, match=r"out of memory on cpu: lower train.batch_size \(now 16"):
+        fit("sasrec", config_of("sasrec", 0.0), sequences(), validation_of(sequences()), 10**13,
+            settings=SETTINGS, seed=17, fabric=fabric)  # fmt: skip
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UserError, match=r"1 CUDA device\(s\) asked for, 0 found"):
+        launch(Compute("cuda", 1, "fp32", 0))
+
+
+def test_threads_are_set():
+    before = torch.get_num_threads()
+    try:
+        launch(Compute("cpu", 1, "fp32", before + 1))
+        assert torch.get_num_threads() == before + 1
+        launch(Compute("cpu", 1, "fp32", 0))
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
+# -------------------------------------------------------------------------------- models on disk
+
+
+@pytest.fixture
+def saved(fabric, tmp_path) -> tuple[Path, Fitted]:
+    fitted = train(fabric, settings=replace(SETTINGS, max_epochs=2))
+    save_model(tmp_path, fitted, model_name="sasrec", config=config_of("sasrec", 0.3),
+               n_items=N_ITEMS, seed=17)  # fmt: skip
+    return tmp_path, fitted
+
+
+def test_a_saved_model_comes_back_in_evaluation_mode(saved):
+    directory, fitted = saved
+    model = load_model(directory)
+    assert not any(module.training for module in model.modules())
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, fitted.weights[name])
+    described = json.loads((directory / "config.json").read_text())
+    assert described["best_epoch"] == fitted.best_epoch
+    assert described["config"]["dropout"] == 0.3
+    history = pl.read_csv(directory / "history.csv")
+    assert history.columns == ["epoch", "loss", NDCG]
+    assert history["loss"].to_list() == [row["loss"] for row in fitted.history]
+
+
+def test_saving_twice_gives_the_same_bytes(saved, fabric, tmp_path_factory):
+    directory, _ = saved
+    again = tmp_path_factory.mktemp("again")
+    fitted = train(fabric, settings=replace(SETTINGS, max_epochs=2))
+    save_model(again, fitted, model_name="sasrec", config=config_of("sasrec", 0.3),
+               n_items=N_ITEMS, seed=17)  # fmt: skip
+    names = sorted(path.name for path in directory.iterdir())
+    assert names == ["config.json", "history.csv", "model.safetensors"]
+    for name in names:
+        assert (directory / name).read_bytes() == (again / name).read_bytes()
+
+
+def test_weights_that_do_not_fit_are_listed_by_name(saved):
+    directory, fitted = saved
+    weights = dict(fitted.weights)
+    weights["extra"] = torch.ones(3)
+    del weights["encoder.norm.bias"]
+    weights["encoder.norm.weight"] = torch.ones(5)
+    weights["encoder.position_embedding.weight"] = torch.full((11, 8), math.nan)
+    save_model(directory, replace(fitted, weights=weights), model_name="sasrec",
+               config=config_of("sasrec", 0.3), n_items=N_ITEMS, seed=17)  # fmt: skip
+    with pytest.raises(UserError) as refused:
+        load_model(directory)
+    assert str(refused.value).splitlines()[1:] == [
+        "  missing: encoder.norm.bias",
+        "  unexpected: extra",
+        "  encoder.norm.weight: shape (5,), expected (8,)",
+        "  encoder.position_embedding.weight: holds NaN or infinity",
+    ]
+
+
+@pytest.mark.parametrize("damage", ["cut weights", "no weights", "strange config", "no such model"])
+def test_a_damaged_folder_is_refused(saved, damage):
+    directory, _ = saved
+    weights, config = directory / "model.safetensors", directory / "config.json"
+    described = json.loads(config.read_text())
+    if damage == "cut weights":
+        weights.write_bytes(weights.read_bytes()[:-7])
+    elif damage == "no weights":
+        weights.unlink()
+    elif damage == "strange config":
+        described["config"]["hidden_size"] = "wide"
+    else:
+        described["model"] = "sasrek"
+    config.write_text(json.dumps(described))
+    match = {
+        "cut weights": "model.safetensors cannot be read",
+        "no weights": "model.safetensors cannot be read",
+        "strange config": "config.json does not describe a model of this version",
+        "no such model": "unknown model 'sasrek'; did you mean 'sasrec'",
+    }[damage]
+    with pytest.raises(UserError, match=match):
+        load_model(directory)
