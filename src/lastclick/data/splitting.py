@@ -345,10 +345,10 @@ def _refuse_empty(plan: _Plan) -> None:
         if len(evaluation.evaluated) == 0:
             after = f" after {_threshold(key, threshold)}" if threshold is not None else ""
             raise UserError(
-                f"the {name} set is empty: {np.count_nonzero(evaluation.holdout):,} users have "
-                f"interactions{after} to predict, and {evaluation.n_skipped:,} of them have "
-                "nothing before these to predict from (skipped); change split.quantile, or use "
-                "another split.protocol or split.validation, or more data"
+                f"the {name} set is empty: users with interactions{after}: "
+                f"{np.count_nonzero(evaluation.holdout):,}; of these, users with nothing before "
+                f"them to predict from (skipped): {evaluation.n_skipped:,}. Change split.quantile, "
+                "or use another split.protocol or split.validation, or more data"
             )
     if not plan.train.any():
         before = (
