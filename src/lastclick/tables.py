@@ -145,7 +145,7 @@ def read_csv(path: Path, schema: Schema) -> pl.DataFrame:
         raise UserError(f"{path} does not exist; run `dvc repro` to make it") from None
     except pl.exceptions.PolarsError as error:
         raise UserError(f"{path} cannot be read as CSV ({error}); delete it and run again") from None
-    return frame.select(schema)
+    return frame.select(*schema)
 
 
 def write_csv(frame: pl.DataFrame, path: Path) -> None:

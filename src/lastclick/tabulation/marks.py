@@ -26,8 +26,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     },
     "last_item": {**_WHERE, "k": pl.Int64, "item": pl.String, **_INTERVAL},
     "heatmaps": {
-        **_WHERE, "layer": pl.Int64, "level": pl.String, "output_offset": pl.Int64,
-        "input_offset": pl.Int64, "value": pl.Float64,
+        **_WHERE, "layer": pl.Int64, "map": pl.String, "output_offset": pl.Int64,
+        "input_offset": pl.Int64, "mean": pl.Float64,
     },
     "scaling": {
         **_WHERE, "layers": pl.String, "alpha": pl.Float64, "metric": pl.String, **_INTERVAL,
@@ -131,7 +131,7 @@ def _selection(study: Study) -> Iterator[dict[str, Any]]:
 def _heatmaps(study: Study) -> pl.DataFrame:
     """Means over seeds."""
     schema = SCHEMAS["heatmaps"]
-    keys = [name for name in schema if name != "value"]
+    keys = [name for name in schema if name != "mean"]
     parts = [
         frame.with_columns(pl.lit(dataset).alias("dataset"), pl.lit(model).alias("model"))
         for (dataset, model), per_seed in study.heatmaps.items()
@@ -142,8 +142,8 @@ def _heatmaps(study: Study) -> pl.DataFrame:
     return (
         pl.concat(parts)
         .group_by(keys, maintain_order=True)
-        .agg(pl.col("value").mean())
-        .select(schema)
+        .agg(pl.col("mean").mean())
+        .select(*schema)
         .cast(schema)
     )
 

@@ -19,10 +19,10 @@ TABLE1 = Layout(
     across=("quantity",),
     digits={
         "users": 0, "items": 0, "interactions": 0, "average_length": 1, "density_percent": 2,
-        "days": 0, "tied_share": 3,
+        "days": 0, "tie_share": 3,
     },
     shows="Size of each data set after consecutive repeats are dropped and users and items with "
-    "few interactions are filtered out. Equal counts mean that the same data went in. tied_share "
+    "few interactions are filtered out. Equal counts mean that the same data went in. tie_share "
     "is the share of neighbouring interactions of one user with equal timestamps.",
     does_not_show="Equal counts do not prove equal order: where many neighbours share their "
     "timestamp, the order inside it is a choice of the source file.",
@@ -36,10 +36,11 @@ SPLITS = Layout(
     across=("quantity",),
     digits={
         "train_interactions": 0, "train_users": 0, "validation_users": 0, "test_users": 0,
-        "test_skipped": 0,
+        "test_skipped": 0, "mean_holdout_length": 2,
     },
     shows="How many interactions and users train, validate and test. test_skipped are users with "
-    "a target but no input before it.",
+    "interactions after the cut but none before it. mean_holdout_length counts the interactions "
+    "of a test user after the cut.",
     does_not_show="Every interval in this report is over the test users counted here; few of them "
     "make wide intervals.",
     published="time to split (global time split, quantile 0.9, last target)",
@@ -103,7 +104,12 @@ ACCURACY = Layout(
 def table1(study: Study) -> Iterator[Row]:
     """Counts after preprocessing."""
     for dataset in study.datasets:
-        found = study.data[dataset]["interactions"]
+        report = study.data[dataset]["interactions"]
+        found = {
+            **report,
+            **{name: report[f"n_{name}"] for name in ("users", "items", "interactions")},
+            "density_percent": 100 * report["density"],
+        }
         for quantity in TABLE1.digits:
             published = look_up(study.published.data_sets.values, dataset, quantity)
             keys = {"dataset": dataset, "quantity": quantity}
@@ -113,11 +119,13 @@ def table1(study: Study) -> Iterator[Row]:
 def splits(study: Study) -> Iterator[Row]:
     """Counts after splitting."""
     for dataset in study.datasets:
-        found = study.data[dataset]["split"]
+        report = study.data[dataset]["split"]
+        found = {name.removeprefix("n_"): count for name, count in report.items()}
+        found["mean_holdout_length"] = report["mean_test_holdout"]
         for quantity in SPLITS.digits:
             published = look_up(study.published.splits.values, dataset, quantity)
             keys = {"dataset": dataset, "quantity": quantity}
-            yield keys | counted(found.get(f"n_{quantity}"), published)
+            yield keys | counted(found.get(quantity), published)
 
 
 def table2(study: Study) -> Iterator[Row]:

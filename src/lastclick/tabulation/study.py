@@ -91,7 +91,7 @@ def shares_of_chronological(observations: pl.DataFrame) -> pl.DataFrame:
     return (
         split.filter(pl.col("order").is_in(["partial", "full"]))
         .join(
-            chronological, on=["measure", "user_id"], how="inner", validate="1:1",
+            chronological, on=["measure", "user_id"], how="inner", validate="m:1",
             maintain_order="left",
         )
         .select(

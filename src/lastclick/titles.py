@@ -1,0 +1,32 @@
+"""Names as they are printed: of models, data sets, levels and definitions."""
+
+from __future__ import annotations
+
+_TITLES = {
+    "gru4rec": "GRU4Rec",
+    "bert4rec": "BERT4Rec",
+    "sasrec": "SASRec",
+    "duorec": "DuoRec",
+    "bsarec": "BSARec",
+    "beauty": "Beauty",
+    "sports": "Sports",
+    "video": "Video",
+    "diginetica": "Diginetica",
+    "toys": "Toys",
+    "steam": "Steam",
+    "beeradvocate": "BeerAdvocate",
+    "ml-100k": "ML-100K",
+    "ml-1m": "ML-1M",
+    "zvuk": "Zvuk",
+    "weights": "attention weights",
+    "attn": "Attn",
+    "attn_res": "+Res",
+    "attn_res_ln": "+LN",
+    "norm_of_sum": "norm of sum",
+    "sum_of_norms": "sum of norms",
+}
+
+
+def title(name: str) -> str:
+    """The printed form of a name of params.yaml or of a metric path; itself if it has none."""
+    return _TITLES.get(name, name)

@@ -1,0 +1,27 @@
+"""Draw every figure from the plot data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lastclick import params, tables
+from lastclick.plotting import heatmaps, last_item, recovery, scaling, selection, shuffle
+from lastclick.plotting.style import save
+from lastclick.tabulation.marks import SCHEMAS
+from stages.command import run
+
+DATA = Path("plots/data")
+FIGURES = Path("plots/figures")
+
+
+def main() -> None:
+    """Write plots/figures/ from plots/data/."""
+    settings = params.load().plots
+    for figure in (shuffle, last_item, heatmaps, scaling, recovery, selection):
+        name = figure.__name__.rpartition(".")[2]
+        marks = tables.read_csv(DATA / f"{name}.csv", SCHEMAS[name])
+        save(figure.figures(marks), FIGURES, settings.formats, settings.dpi)
+
+
+if __name__ == "__main__":
+    run(main)
