@@ -38,7 +38,7 @@ def open_parquet(path: Path, raw: Parquet) -> pl.LazyFrame:
     Raises UserError for a file that is no Parquet or is damaged, that lacks a column or claims
     more rows than its size allows, or whose ids are neither text nor integers.
     """
-    with _explained(path):
+    with explained(path):
         table = pl.scan_parquet(path, glob=False)
         schema = table.collect_schema()
         for name in (raw.user, raw.item, raw.time):
@@ -67,7 +67,7 @@ def has_text_times(table: pl.LazyFrame) -> bool:
 def read_text_times(path: Path, table: pl.LazyFrame) -> Iterator[pl.DataFrame]:
     """Batches as ``read_delimited``'s, of a table whose times are text; ``line`` is the row."""
     texts = table.select(pl.all().cast(pl.String)).with_row_index("line", offset=1)
-    with _explained(path):
+    with explained(path):
         for batch in texts.collect_batches(chunk_size=BATCH_ROWS, engine="streaming"):
             yield batch.cast({"line": pl.Int64})
 
@@ -77,7 +77,7 @@ def scan_interactions(path: Path, raw: Parquet, table: pl.LazyFrame) -> ParquetS
 
     Raises UserError for mixed units and, unless lenient, for rows with a gap.
     """
-    with _explained(path):
+    with explained(path):
         ticks, ticks_per_second = _ticks(path, raw, table)
         frame = table.select(user_id="user", item_id="item", timestamp=ticks)
         reasons = {name: _gap(name, dtype) for name, dtype in frame.collect_schema().items()}
@@ -165,7 +165,7 @@ def _first_of_each_size(table: pl.LazyFrame, number: pl.Expr) -> list[tuple[int,
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def explained(path: Path) -> Iterator[None]:
     """Polars' errors, and panics on damaged files, as what they mean here."""
     try:
         yield

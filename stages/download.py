@@ -1,0 +1,46 @@
+"""Get the raw file of one data set."""
+
+import difflib
+import os
+from pathlib import Path
+
+from pydantic import RootModel
+
+from lastclick import params
+from lastclick.data.raw_formats import RawFormat
+from lastclick.data.sources import Source, fetch
+from lastclick.errors import UserError
+from stages.command import run
+
+INCOMING = "data/incoming"
+
+
+class Sources(RootModel[tuple[Source, ...]]):
+    """``datasets.<name>.sources`` of params.yaml."""
+
+
+class Raw(RootModel[RawFormat]):
+    """``datasets.<name>.raw`` of params.yaml."""
+
+
+def main(dataset: str) -> None:
+    """Fill data/raw: with a file dropped into data/incoming, or from the first source that works.
+
+    The environment variable INCOMING_DIR names another folder for dropped files.
+    """
+    datasets = params.load().datasets
+    if dataset not in datasets:
+        near = difflib.get_close_matches(dataset, datasets, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UserError(f"params.yaml defines no data set {dataset!r}{hint}")
+    key = f"datasets.{dataset}"
+    sources = params.validate_section(Sources, datasets[dataset].sources, f"{key}.sources").root
+    # Not needed here, but better found wrong before the download than after.
+    params.validate_section(Raw, datasets[dataset].raw, f"{key}.raw")
+    incoming = Path(os.environ.get("INCOMING_DIR") or INCOMING)
+    provenance = fetch(dataset, sources, Path("data/raw") / dataset, incoming)
+    print(f"{dataset}: {provenance.file} ({provenance.size:,} bytes) from {provenance.source}")
+
+
+if __name__ == "__main__":
+    run(main)
