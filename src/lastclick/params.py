@@ -184,16 +184,21 @@ class Expected(Section):
 
 
 class DataSet(Section):
-    """One data set; ``sources`` and ``raw`` as ``lastclick.data`` defines them."""
+    """One data set.
 
-    title: str
-    homepage: str
-    citation: str
-    licence: str
-    sources: tuple[dict[str, Any], ...]
+    ``sources``, ``raw`` and ``sample_users`` as ``lastclick.data`` defines them. What describes a
+    published data set may be left out of one's own; none of it touches a result.
+    """
+
+    title: str = ""
+    homepage: str = ""
+    citation: str = ""
+    licence: str = ""
+    sources: tuple[dict[str, Any], ...] = ()
     raw: dict[str, Any]
+    sample_users: dict[str, Any] | None = None
     filter_seen: bool
-    expected: Expected | None
+    expected: Expected | None = None
 
 
 class Params(Section):
