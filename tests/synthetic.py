@@ -82,7 +82,7 @@ def parameters(
     seeds: Sequence[int],
     bootstrap_draws: int,
 ) -> dict[str, Any]:
-    """The repository's params.yaml with another run, made-up data sets and fewer bootstrap draws."""
+    """The repository's params.yaml with another run and made-up data sets."""
     settings = yaml.safe_load((Path(__file__).parents[1] / "params.yaml").read_text("utf-8"))
     settings["run"] = {
         "datasets": list(datasets),
@@ -235,7 +235,7 @@ def shuffle_scores(
         ("full", range(5)),
     ):
         for order_seed in order_seeds:
-            noise = rng.normal(size=easy.size) * (0 if order == "chronological" else 0.4)
+            noise = 0.3 * rng.normal(size=easy.size)
             ability = 0.8 * easy + 0.5 * taste + made_up.accuracy - loss[order] + noise
             parts.append(
                 _evaluated("test", easy.size, made_up).with_columns(
@@ -254,7 +254,7 @@ def shuffle_scores(
 def scale_scores(
     dataset: str, model: str, easy: np.ndarray, rng: np.random.Generator
 ) -> pl.DataFrame:
-    """Rows of SCALES: a smaller residual mixes more, relies less on the last item, and costs hits."""
+    """Rows of SCALES: a smaller residual mixes more, relies less on the last item, costs hits."""
     made_up = DATA_SETS[dataset]
     parts = []
     for partition, users in (
@@ -263,34 +263,30 @@ def scale_scores(
     ):
         n = users.size
         focus, context = rng.normal(size=(2, n))
-        wobble = rng.normal(size=n)
         for layers in ("all", *map(str, range(1, N_LAYERS + 1))):
             reach = 1.0 if layers == "all" else 0.5
             for alpha in ALPHAS:
                 departure = reach * (1 - alpha)
                 weight = np.clip(1 - departure, 0.0, 1.6)
-                ability = (
-                    0.8 * users + 0.5 * weight * focus + 0.6 * max(departure, 0) * context
-                    + 0.1 * departure * wobble + made_up.accuracy - 0.3 * departure**2
-                )  # fmt: skip
+                blend = 0.8 * users + 0.5 * weight * focus + 0.7 * max(departure, 0) * context
+                spread = np.sqrt(0.64 + 0.25 * weight**2 + 0.49 * max(departure, 0) ** 2) / 0.94
+                ability = blend / spread + made_up.accuracy - 0.35 * abs(departure) ** 1.5
                 reliance = RELIANCE[model] * (0.35 + 0.65 * weight / (0.3 + weight) * 1.3)
                 ratio = made_up.mixing / (made_up.mixing + (1 - made_up.mixing) * max(weight, 0.02))
+                wobble = rng.uniform(0.9, 1, size=n)
                 parts.append(
                     _scaled(partition, n, made_up, alpha, layers, 0).with_columns(
                         pl.Series("target_rank", _rank(ability)),
                         pl.Series("target_rank_unfiltered", _rank(ability)),
                         pl.Series("last_item_rank", _input_rank(min(reliance, 0.97), n, rng)),
                         pl.Series("second_last_item_rank", _input_rank(0.05, n, rng)),
-                        pl.Series("mixing_ratio_norm_of_sum", ratio + 0.02 * rng.normal(size=n)),
-                        pl.Series(
-                            "mixing_ratio_sum_of_norms", 1.2 * ratio + 0.02 * rng.normal(size=n)
-                        ),
+                        pl.Series("mixing_ratio_norm_of_sum", ratio * wobble),
+                        pl.Series("mixing_ratio_sum_of_norms", ratio**0.85 * wobble),
                     )
                 )
         for offset in (1, 2, 3):
-            ability = (
-                0.8 * users + 0.5 * context + made_up.accuracy - 0.5 + 0.3 * rng.normal(size=n)
-            )
+            noise = 0.3 * rng.normal(size=n)
+            ability = 0.8 * users + 0.7 * context + noise + made_up.accuracy - 0.3
             parts.append(
                 _scaled(partition, n, made_up, 1.0, "all", offset).with_columns(
                     pl.Series("target_rank", _rank(ability)),

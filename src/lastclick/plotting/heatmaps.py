@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
-from lastclick.plotting.style import in_order, panels, styled
+from lastclick.plotting.style import heading, in_order, panels, styled
 from lastclick.titles import title
 
 MAPS = ("weights", "attn", "attn_res", "attn_res_ln")
@@ -33,9 +33,9 @@ def figures(marks: pl.DataFrame) -> dict[str, Figure]:
     }
 
 
-def _figure(marks: pl.DataFrame, heading: str) -> Figure:
+def _figure(marks: pl.DataFrame, text: str) -> Figure:
     layers = sorted(in_order(marks, "layer"))
-    figure, axes = panels(len(layers), len(MAPS), width=2.55, height=2.5)
+    figure, axes = panels(len(layers), len(MAPS), width=2.55, height=2.4)
     image = None
     for row, layer in zip(axes, layers, strict=True):
         for panel, name in zip(row, MAPS, strict=True):
@@ -44,7 +44,7 @@ def _figure(marks: pl.DataFrame, heading: str) -> Figure:
                 cmap=_colours(), norm=_NORM, origin="upper", interpolation="nearest",
             )  # fmt: skip
             _label(panel, int(marks["output_offset"].max()) + 1)
-            panel.set_title(f"layer {layer} · {title(name)}", fontsize=9.5)
+            panel.set_title(f"layer {layer}: {title(name)}")
         row[0].set_ylabel("output position")
     for panel in axes[-1]:
         panel.set_xlabel("input position")
@@ -52,7 +52,7 @@ def _figure(marks: pl.DataFrame, heading: str) -> Figure:
     bar.ax.set_yticklabels([f"{tick:g}" for tick in _TICKS])
     bar.set_label("weight, or share of the summed norms (square-root scale)")
     bar.outline.set_visible(False)
-    figure.suptitle(heading, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
+    heading(axes[0, 0], text)
     return figure
 
 

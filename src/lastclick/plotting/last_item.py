@@ -7,7 +7,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from lastclick.plotting.style import FAINT, INK, in_order, legend, looks, panels, styled, tint
+from lastclick.plotting.style import (
+    FAINT,
+    INK,
+    heading,
+    in_order,
+    legend,
+    looks,
+    panels,
+    styled,
+    tint,
+)
 from lastclick.titles import title
 
 #: item -> strength of the model's colour, hatch, label
@@ -26,12 +36,13 @@ def figures(marks: pl.DataFrame) -> dict[str, Figure]:
     """
     datasets, models = in_order(marks, "dataset"), in_order(marks, "model")
     ks = sorted(in_order(marks, "k"))
-    width = max(4.6, 0.95 * len(models) + 1.2)
+    width = max(4.6, 0.9 * len(models) + 1.0)
     figure, axes = panels(len(datasets), len(ks), width=width, height=2.5)
     for row, dataset in zip(axes, datasets, strict=True):
+        heading(row[0], title(dataset))
         for panel, k in zip(row, ks, strict=True):
             _bars(panel, marks.filter(dataset=dataset, k=k), models)
-            panel.set_title(f"{title(dataset)} · in the top {k}")
+            panel.set_title(f"share of sequences with the item in the top {k}")
     legend(
         figure,
         [
@@ -61,6 +72,5 @@ def _bars(axes: Axes, marks: pl.DataFrame, models: list[str]) -> None:
     axes.set_xlim(-0.6, len(models) - 0.4)
     axes.set_ylim(0, 1.08)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
-    axes.set_ylabel("share of sequences")
     axes.grid(axis="x", visible=False)
     axes.tick_params(axis="x", length=0)

@@ -14,6 +14,7 @@ from lastclick.plotting.style import (
     INK,
     Look,
     curve,
+    heading,
     in_order,
     legend,
     looks,
@@ -56,12 +57,13 @@ def _all_layers(marks: pl.DataFrame) -> Figure:
     look_of = looks(in_order(marks, "model"))
     figure, axes = panels(len(datasets), len(COLUMNS), width=2.6, height=2.3)
     for row, dataset in zip(axes, datasets, strict=True):
+        heading(row[0], title(dataset))
         for panel, (name, metrics) in zip(row, COLUMNS.items(), strict=True):
             for model, look in look_of.items():
                 for metric, changes in metrics.items():
                     part = marks.filter(dataset=dataset, model=model, metric=metric)
                     curve(panel, part, "alpha", look, **changes)
-            _finish(panel, f"{title(dataset)} · {name}", name)
+            _finish(panel, name)
     for panel in axes[-1]:
         panel.set_xlabel("residual scale α")
     legend(
@@ -77,24 +79,27 @@ def _by_layer(marks: pl.DataFrame) -> Figure:
     figure, axes = panels(len(cells), len(COLUMNS), width=2.6, height=2.3)
     for row, (dataset, model) in zip(axes, cells, strict=True):
         looks_of_layers = _layer_looks(layers, look_of[model].colour)
+        heading(row[0], f"{title(dataset)} · {title(model)}")
         for panel, (name, metrics) in zip(row, COLUMNS.items(), strict=True):
             metric = next(iter(metrics))
             for layer, look in looks_of_layers.items():
                 part = marks.filter(dataset=dataset, model=model, layers=layer, metric=metric)
-                curve(panel, part, "alpha", look)
-            _finish(panel, f"{title(dataset)} · {title(model)}\n{name}", name)
+                curve(panel, part, "alpha", look, linewidth=2.0 if layer == "all" else 1.2)
+            _finish(panel, name)
     for panel in axes[-1]:
         panel.set_xlabel("residual scale α")
-    names = {layer: "all layers" if layer == "all" else layer.replace("layer", "layer ") + " only"
-             for layer in layers}  # fmt: skip
-    legend(
-        figure,
-        [
-            Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, label=names[layer])
-            for layer, look in _layer_looks(layers, INK).items()
-        ],
-    )  # fmt: skip
+    handles = [
+        Line2D(
+            [], [], color=look.colour, linestyle=look.line, marker=look.marker, label=_name(layer)
+        )
+        for layer, look in _layer_looks(layers, look_of[cells[0][1]].colour).items()
+    ]
+    legend(figure, handles)
     return figure
+
+
+def _name(layers: str) -> str:
+    return "all layers" if layers == "all" else f"{layers.replace('layer', 'layer ')} alone"
 
 
 def _layer_looks(layers: Sequence[str], colour: str) -> dict[str, Look]:
@@ -104,7 +109,8 @@ def _layer_looks(layers: Sequence[str], colour: str) -> dict[str, Look]:
             found[layer] = Look(colour, "o", "-")
         else:
             place = (number - 1) % len(_LAYER_LINES)
-            found[layer] = Look(FAINT, _LAYER_MARKERS[place], _LAYER_LINES[place])
+            grey = (INK, "#8F8F8F")[place % 2]
+            found[layer] = Look(grey, _LAYER_MARKERS[place], _LAYER_LINES[place])
     return found
 
 
@@ -116,10 +122,10 @@ def _definitions() -> list[Line2D]:
     ]  # fmt: skip
 
 
-def _finish(axes: Axes, heading: str, name: str) -> None:
-    axes.set_title(heading)
+def _finish(axes: Axes, name: str) -> None:
+    axes.set_title(name)
     axes.axvline(1, color=INK, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
     axes.set_ylim(bottom=0)
     if name in ("mixing ratio (+LN)", "HRLI@1"):
-        axes.set_ylim(0, 1)
+        axes.set_ylim(0, 1.04)
     axes.margins(x=0.03)

@@ -12,6 +12,7 @@ from lastclick.plotting.style import (
     FAINT,
     INK,
     Look,
+    heading,
     in_order,
     legend,
     looks,
@@ -42,9 +43,10 @@ def figures(marks: pl.DataFrame) -> dict[str, Figure]:
     epsilons = sorted(in_order(marks, "epsilon"))
     figure, axes = panels(len(datasets), len(COLUMNS), width=3.5, height=2.5)
     for row, dataset in zip(axes, datasets, strict=True):
+        heading(row[0], title(dataset))
         for panel, (metric, name) in zip(row, COLUMNS.items(), strict=True):
             _curves(panel, marks.filter(dataset=dataset, metric=metric), models, epsilons)
-            panel.set_title(f"{title(dataset)} · {name}")
+            panel.set_title(name)
             if metric == "delta_HR@10":
                 panel.axhline(0, color=INK, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
             else:
@@ -56,8 +58,8 @@ def figures(marks: pl.DataFrame) -> dict[str, Figure]:
         [
             *(model_handle(model, look) for model, look in looks(models).items()),
             Line2D([], [], color=FAINT, marker="o", label="chosen on validation"),
-            Line2D([], [], color=FAINT, marker="o", markerfacecolor="white", linestyle=(0, (1, 1.5)),
-                   linewidth=1.2, label="oracle, chosen on test"),
+            Line2D([], [], color=FAINT, marker="o", markerfacecolor="white", linewidth=1.2,
+                   linestyle=(0, (1, 1.5)), label="oracle, chosen on test"),
         ],
     )  # fmt: skip
     return {"figure6_selection": figure}

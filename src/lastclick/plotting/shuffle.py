@@ -7,7 +7,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from lastclick.plotting.style import FAINT, INK, in_order, legend, looks, panels, styled, tint
+from lastclick.plotting.style import (
+    FAINT,
+    INK,
+    heading,
+    in_order,
+    legend,
+    looks,
+    panels,
+    styled,
+    tint,
+)
 from lastclick.titles import title
 
 METRICS = ("HR@10", "NDCG@10")
@@ -29,12 +39,13 @@ def figures(marks: pl.DataFrame) -> dict[str, Figure]:
     chronological accuracy that is left.
     """
     datasets, models = in_order(marks, "dataset"), in_order(marks, "model")
-    width = max(4.6, 1.05 * len(models) + 1.2)
+    width = max(4.6, 0.9 * len(models) + 1.0)
     figure, axes = panels(len(datasets), len(METRICS), width=width, height=2.6)
     for row, dataset in zip(axes, datasets, strict=True):
+        heading(row[0], title(dataset))
         for panel, metric in zip(row, METRICS, strict=True):
             _bars(panel, marks.filter(dataset=dataset, metric=metric), models)
-            panel.set_title(f"{title(dataset)} · {metric}")
+            panel.set_title(metric)
     legend(
         figure,
         [
@@ -58,7 +69,7 @@ def _bars(axes: Axes, marks: pl.DataFrame, models: list[str]) -> None:
                 axes.vlines(x, mark["low"], mark["high"], color=INK, linewidth=1.1)
                 if mark["share"] is not None:
                     axes.annotate(
-                        f"{mark['share']:.0%}", (x, mark["high"]), xytext=(0, 2.5),
+                        f"{mark['share']:.0%}", (x, mark["high"]), xytext=(3, 2.5),
                         textcoords="offset points", ha="center", va="bottom", fontsize=7.5,
                     )  # fmt: skip
     axes.set_xticks(range(len(models)), [title(model) for model in models])

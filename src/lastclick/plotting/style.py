@@ -42,10 +42,9 @@ _SETTINGS = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlelocation": "left",
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
-    "figure.constrained_layout.h_pad": 0.10,
-    "figure.constrained_layout.w_pad": 0.10,
+    "axes.titlesize": 9.5,
+    "figure.constrained_layout.h_pad": 0.11,
+    "figure.constrained_layout.w_pad": 0.09,
     "font.size": 9.5,
     "grid.color": GRID,
     "grid.linewidth": 0.7,
@@ -127,6 +126,14 @@ def panels(rows: int, columns: int, *, width: float, height: float) -> tuple[Fig
     figure = Figure(figsize=(width * columns, height * rows + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def heading(axes: Axes, text: str) -> None:
+    """A bold heading above the panel's title, at its left edge."""
+    axes.annotate(
+        text, (0, 1), xycoords="axes fraction", xytext=(0, 21), textcoords="offset points",
+        fontsize=10.5, fontweight="bold", ha="left", va="bottom",
+    )  # fmt: skip
 
 
 def legend(figure: Figure, handles: Sequence, columns: int | None = None) -> None:

@@ -67,6 +67,7 @@ RECOVERY = Layout(
     "Recovery is the share of them that hits at L under alpha; 0 at alpha = 1 by definition.",
     does_not_show="Conditional on the base set, which is small, and blind to the hits that are "
     "lost outside it: see the change of HR@10 in the scaling table.",
+    digits={"recovery": 4, "base set": 0, "sequences": 0},
 )
 
 SELECTION = Layout(
@@ -175,9 +176,14 @@ def recovery(study: Study) -> Iterator[Row]:
     """Recovery over the alpha grid, with the size of its base set."""
     for keys, found, condition in conditions(study, "recover"):
         if condition is None:
-            yield keys | {"metric": "recovery"}
+            yield from (keys | {"metric": metric} for metric in RECOVERY.digits)
             continue
+        cell = study.facts["recover"][keys["dataset"], keys["model"]]
         yield keys | {"metric": "recovery", **measured(found.get(f"{condition}/recovery"))}
+        sizes = {"base set": "base_set", "sequences": "n_sequences"}
+        for name, fact in sizes.items():
+            size = fmean(of_seed[fact] for of_seed in cell)
+            yield keys | {"metric": name, **counted(size), "n_seeds": len(cell)}
 
 
 def selection(study: Study) -> Iterator[Row]:

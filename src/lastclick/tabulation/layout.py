@@ -30,6 +30,9 @@ MEASURES: Mapping[str, pl.DataType] = {
 
 Row = dict[str, Any]
 
+#: Why a metric has no value: a bootstrap draw can leave it without any user.
+TOO_FEW = "left out: too few users for an interval"
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -102,7 +105,7 @@ def measured(finding: Mapping[str, Any] | None, published: float | None = None) 
     only the published value is filled in, with a note.
     """
     if finding is None:
-        return {"published": published, "note": "no user to measure it on"}
+        return {"published": published, "note": TOO_FEW}
     row: Row = {name: finding[name] for name in ("value", "low", "high", "n_users")}
     row["n_seeds"] = len(finding["by_seed"])
     row["spread"] = finding.get("spread")
@@ -173,7 +176,7 @@ def _text(layout: Layout, cell: Mapping[str, Any] | None, notes: Sequence[str]) 
     if cell["published"] is not None:
         parts.append(_published_text(cell, digits))
     if cell["note"] is not None:
-        parts.append(f"({notes.index(cell['note']) + 1})")
+        parts.append(f"n/a ({notes.index(cell['note']) + 1})")
     return "; ".join(parts)
 
 
