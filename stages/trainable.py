@@ -48,7 +48,7 @@ class Trainable:
             training=Sequences.from_frame(training),
             validation=Validation.from_frame(validation, filter_seen=filter_seen),
             settings=Settings(**settings.train.model_dump()),
-            fabric=launch(Compute(**settings.compute.model_dump())),
+            fabric=launch(Compute(**settings.compute.model_dump()), settings.train.precision),
         )
 
     def configured(self, dropout: float) -> BaseModel:

@@ -45,7 +45,7 @@ NDCG = "validation_NDCG@10"
 @pytest.fixture(scope="module")
 def fabric() -> Iterator[Fabric]:
     before = torch.get_num_threads()
-    yield launch(Compute("cpu", 1, "fp32", threads=1))
+    yield launch(Compute("cpu", 1, threads=1), "fp32")
     torch.set_num_threads(before)
 
 
@@ -348,8 +348,8 @@ def test_two_processes_follow_the_loss_curve_of_one(fabric, tmp_path, started_by
 def test_autocast_trains_about_the_same_and_keeps_weights_in_float32(fabric):
     settings = replace(SETTINGS, max_epochs=1)
     expected = train(fabric, settings=settings, dropout=0.0).history[0]["loss"]
-    autocast = launch(Compute("cpu", 1, "bf16", threads=1))
-    fitted = train(autocast, settings=settings, dropout=0.0)
+    autocast = launch(Compute("cpu", 1, threads=1), "bf16")
+    fitted = train(autocast, settings=replace(settings, precision="bf16"), dropout=0.0)
     assert fitted.history[0]["loss"] != expected
     assert fitted.history[0]["loss"] == pytest.approx(expected, rel=0.02)
     assert {weight.dtype for weight in fitted.weights.values()} == {torch.float32}
@@ -420,15 +420,15 @@ def test_running_out_of_memory_says_what_to_change(fabric):
 def test_a_device_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(UserError, match=r"1 CUDA device\(s\) asked for, 0 found"):
-        launch(Compute("cuda", 1, "fp32", 0))
+        launch(Compute("cuda", 1, 0), "fp32")
 
 
 def test_threads_are_set():
     before = torch.get_num_threads()
     try:
-        launch(Compute("cpu", 1, "fp32", before + 1))
+        launch(Compute("cpu", 1, before + 1), "fp32")
         assert torch.get_num_threads() == before + 1
-        launch(Compute("cpu", 1, "fp32", 0))
+        launch(Compute("cpu", 1, 0), "fp32")
         assert torch.get_num_threads() == before + 1
     finally:
         torch.set_num_threads(before)

@@ -27,6 +27,7 @@ SETTINGS = Settings(
     max_epochs=7,
     patience=3,
     validation_users=41,
+    precision="fp32",
     loss_precision="fp32",
 )
 _SIZES = {"hidden_size": 8, "n_layers": 2, "max_length": 11}
@@ -89,7 +90,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    fabric = launch(Compute("cpu", options.devices, "fp32", options.threads))
+    fabric = launch(Compute("cpu", options.devices, options.threads), SETTINGS.precision)
     fitted = train(
         fabric, model=options.model, dropout=options.dropout, cell=options.cell,
         n_users=options.users,

@@ -56,8 +56,10 @@ class Settings:
     """What training is, the same for every model.
 
     ``batch_size`` counts users; ``patience`` is the number of epochs without a better validation
-    NDCG@10 after which training stops; ``validation_users`` are sampled for it; ``loss_precision``
-    is that of the matrix products of the catalogue-sized loss (``losses.linear_cross_entropy``).
+    NDCG@10 after which training stops; ``validation_users`` are sampled for it. ``precision`` is
+    that of the model ("bf16": autocast, matrix products in bfloat16, LayerNorm and softmax in
+    float32), ``loss_precision`` that of the products of the catalogue-sized loss
+    (``losses.linear_cross_entropy``).
     """
 
     batch_size: int
@@ -65,19 +67,16 @@ class Settings:
     max_epochs: int
     patience: int
     validation_users: int
+    precision: Literal["fp32", "bf16"]
     loss_precision: Literal["fp32", "bf16"]
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Where to train: ``devices`` processes, a device each; ``threads`` 0 leaves torch's choice.
-
-    ``precision`` "bf16" is autocast: matrix products in bfloat16, LayerNorm and softmax in float32.
-    """
+    """Where to train: ``devices`` processes, a device each; ``threads`` 0 leaves torch's choice."""
 
     device: Literal["auto", "cpu", "cuda"]
     devices: int
-    precision: Literal["fp32", "bf16"]
     threads: int
 
 
@@ -130,7 +129,7 @@ class EarlyStopping:
         return self.waited >= self.patience
 
 
-def launch(compute: Compute) -> Fabric:
+def launch(compute: Compute, precision: Literal["fp32", "bf16"]) -> Fabric:
     """Start this process's part in training: device, precision, threads and fellow processes.
 
     With ``devices`` > 1 the running script is started once more for each further device; under
@@ -156,7 +155,7 @@ def launch(compute: Compute) -> Fabric:
         devices=devices,
         num_nodes=nodes,
         strategy="ddp" if devices * nodes > 1 else "auto",
-        precision="bf16-mixed" if compute.precision == "bf16" else "32-true",
+        precision="bf16-mixed" if precision == "bf16" else "32-true",
     )
     fabric.launch()
     if compute.threads:
@@ -179,6 +178,7 @@ def fit(
 ) -> Fitted:
     """Train a model to early stopping and return the weights of its best epoch.
 
+    ``fabric`` is what ``launch`` returned for ``settings.precision``.
     ``training`` and ``validation`` hold items of a catalogue 1..``n_items``. ``cell``, where given,
     is the folder of its checkpoints: an interrupted training of the same model, parameters, data
     and code is continued, and a finished one returned at once.
@@ -235,7 +235,6 @@ class _Job:
                 "model": self.model_name,
                 "config": self.config.model_dump(mode="json"),
                 "settings": asdict(self.settings),
-                "precision": self.fabric.strategy.precision.precision,
                 "seed": self.seed,
                 "n_items": self.n_items,
                 "training_items": self.training.items,

@@ -1,0 +1,137 @@
+"""The stages choose_dropout and train, on a small split, through their own params.yaml."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+import yaml
+
+from lastclick import tables
+from lastclick.artifacts import load_model
+from lastclick.errors import UserError
+from stages import choose_dropout, train
+from tests.training_example import N_ITEMS, sequences
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_is_quickest():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def workspace(tmp_path, monkeypatch) -> Path:
+    """A folder with params.yaml and the split of a data set named tiny; the current directory."""
+    monkeypatch.chdir(tmp_path)
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params["run"] |= {"datasets": ["tiny"], "models": ["sasrec"], "attention_models": ["sasrec"]}
+    params["train"] |= {"batch_size": 16, "learning_rate": 0.01, "max_epochs": 3}
+    params["dropout"] = {"grid": [0.5, 0.1], "datasets": [], "models": []}
+    params["compute"] |= {"device": "cpu", "threads": 1}
+    params["models"]["sasrec"] |= {"hidden_size": 8, "inner_size": 24, "max_length": 11}
+    params["datasets"] = {"tiny": {"raw": {"kind": "recbole"}, "filter_seen": True}}
+    write_params(params)
+
+    whole = sequences()
+    frame = pl.DataFrame(
+        {
+            "user_id": np.repeat(whole.user_ids, whole.lengths),
+            "item_id": whole.items,
+            "timestamp": np.arange(len(whole.items)),
+        },
+        schema=tables.INTERACTIONS,
+    )
+    splits = Path("data/splits/tiny")
+    tables.write_table(frame, splits / "train.parquet", tables.INTERACTIONS)
+    evaluation = frame.with_columns(target_index=pl.lit(0, pl.Int32))
+    tables.write_table(evaluation, splits / "validation.parquet", tables.EVALUATION)
+    tables.write_json({"n_items": N_ITEMS}, splits / "split.json")
+    return tmp_path
+
+
+def read_params() -> dict:
+    return yaml.safe_load(Path("params.yaml").read_text())
+
+
+def write_params(params: dict) -> None:
+    Path("params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+
+
+def read(path: str) -> dict:
+    return json.loads(Path(path).read_text())
+
+
+def test_a_data_set_that_is_not_named_keeps_the_models_own_dropout(workspace):
+    choose_dropout.main("tiny", "sasrec")
+    assert read("tuning/tiny/sasrec.json") == {
+        "dropout": read_params()["models"]["sasrec"]["dropout"],
+        "chosen_on_validation": False,
+    }
+    assert not Path(".ckpt").exists()
+
+
+def test_dropout_is_the_best_of_the_grid_and_train_has_nothing_left_to_do(workspace, monkeypatch):
+    params = read_params()
+    params["dropout"] |= {"datasets": ["tiny"], "models": ["sasrec"]}
+    write_params(params)
+    choose_dropout.main("tiny", "sasrec")
+    chosen = read("tuning/tiny/sasrec.json")
+    measured = {float(p): found["validation_NDCG@10"] for p, found in chosen["grid"].items()}
+    assert list(measured) == [0.5, 0.1]
+    assert measured[0.1] > measured[0.5]  # three epochs are too few for the noise of 0.5
+    assert (chosen["dropout"], chosen["chosen_on_validation"], chosen["seed"]) == (0.1, True, 17)
+
+    def refuse(self, users):
+        raise AssertionError("trained once more")
+
+    monkeypatch.setattr("lastclick.training._Trainer._train_step", refuse)
+    train.main("tiny", "sasrec", 17)
+    described = read("models/tiny/sasrec/17/config.json")
+    assert described["config"]["dropout"] == 0.1
+    assert described["validation_NDCG@10"] == measured[0.1]
+    assert described["seed"] == 17
+    assert load_model(Path("models/tiny/sasrec/17")).n_items == N_ITEMS
+
+
+def test_train_writes_the_same_bytes_after_a_kill_as_undisturbed(workspace):
+    choose_dropout.main("tiny", "sasrec")
+    train.main("tiny", "sasrec", 17)
+    folder = Path("models/tiny/sasrec/17")
+    undisturbed = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert sorted(undisturbed) == ["config.json", "history.csv", "model.safetensors"]
+    for path in sorted(workspace.glob(".ckpt/**/final.safetensors")):
+        path.unlink()
+    for path in folder.iterdir():
+        path.unlink()
+
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "stages.train", "tiny", "sasrec", "17"]
+    with subprocess.Popen(command, cwd=workspace, env=environment) as process:
+        while process.poll() is None and not list(workspace.glob(".ckpt/**/writer")):
+            time.sleep(0.01)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGKILL)
+    assert not folder.exists() or not list(folder.iterdir())
+    subprocess.run(command, cwd=workspace, env=environment, check=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == undisturbed
+
+
+def test_a_slip_in_the_models_section_is_named(workspace):
+    params = read_params()
+    params["models"]["sasrec"]["hiden_size"] = params["models"]["sasrec"].pop("hidden_size")
+    write_params(params)
+    with pytest.raises(UserError, match=r"models\.sasrec\.hiden_size: unknown key"):
+        train.main("tiny", "sasrec", 17)
