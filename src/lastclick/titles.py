@@ -18,6 +18,7 @@ _TITLES = {
     "ml-100k": "ML-100K",
     "ml-1m": "ML-1M",
     "zvuk": "Zvuk",
+    "dataset": "data set",
     "weights": "attention weights",
     "attn": "Attn",
     "attn_res": "+Res",

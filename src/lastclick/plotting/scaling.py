@@ -55,7 +55,7 @@ def figures(marks: pl.DataFrame) -> dict[str, Figure]:
 def _all_layers(marks: pl.DataFrame) -> Figure:
     datasets = in_order(marks, "dataset")
     look_of = looks(in_order(marks, "model"))
-    figure, axes = panels(len(datasets), len(COLUMNS), width=2.6, height=2.3)
+    figure, axes = panels(len(datasets), len(COLUMNS), width=2.6, height=2.55)
     for row, dataset in zip(axes, datasets, strict=True):
         heading(row[0], title(dataset))
         for panel, (name, metrics) in zip(row, COLUMNS.items(), strict=True):
@@ -76,7 +76,7 @@ def _by_layer(marks: pl.DataFrame) -> Figure:
     cells = marks.select("dataset", "model").unique(maintain_order=True).rows()
     layers = in_order(marks, "layers")
     look_of = looks(in_order(marks, "model"))
-    figure, axes = panels(len(cells), len(COLUMNS), width=2.6, height=2.3)
+    figure, axes = panels(len(cells), len(COLUMNS), width=2.6, height=2.55)
     for row, (dataset, model) in zip(axes, cells, strict=True):
         looks_of_layers = _layer_looks(layers, look_of[model].colour)
         heading(row[0], f"{title(dataset)} · {title(model)}")

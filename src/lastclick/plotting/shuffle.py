@@ -22,7 +22,7 @@ from lastclick.titles import title
 
 METRICS = ("HR@10", "NDCG@10")
 #: order -> strength of the model's colour, hatch
-ORDERS = {"chronological": (1.0, ""), "partial": (0.5, "////"), "full": (0.18, "....")}
+ORDERS = {"chronological": (1.0, ""), "partial": (0.5, "////"), "full": (0.18, "")}
 _LABELS = {
     "chronological": "in order",
     "partial": "all but the last item shuffled",

@@ -10,6 +10,15 @@ from lastclick.tabulation.layout import Layout, Row, counted, measured
 from lastclick.tabulation.paper import DEFINITIONS, LEVELS, layers_of
 from lastclick.tabulation.study import COMPARED, Study
 
+ACCURACY_BY_K = Layout(
+    name="accuracy_by_k",
+    title="Accuracy at every K",
+    side=("dataset", "model", "K"),
+    across=("metric",),
+    shows="Hit rate, NDCG and catalogue coverage for every cut-off K of the run.",
+    does_not_show="Coverage is of the catalogue as a whole and has no interval over users.",
+)
+
 COMPARISONS = Layout(
     name="comparisons",
     title="Models against each other, paired by user",
@@ -24,8 +33,8 @@ COMPARISONS = Layout(
 SHUFFLE = Layout(
     name="shuffle",
     title="Accuracy under shuffled inputs (Figure 1)",
-    side=("dataset", "model"),
-    across=("metric", "order"),
+    side=("dataset", "model", "metric"),
+    across=("order",),
     shows="The same trained model reads the input in order (chronological), with everything "
     "before the last item permuted (partial) and wholly permuted (full), averaged over several "
     "permutations. share: accuracy under the order over chronological accuracy; change: the paired "
@@ -44,6 +53,15 @@ LAST_ITEM = Layout(
     "output stays close to the last item alone.",
     does_not_show="A diagnostic, not an accuracy: recommending the last item again is mostly "
     "useless, and where users do consume repeatedly it can be right.",
+)
+
+LAST_ITEM_BY_K = Layout(
+    name="last_item_by_k",
+    title="HRLI and HRL2I at every K",
+    side=("dataset", "model", "K"),
+    across=("metric",),
+    shows="The same for every cut-off K of the run.",
+    does_not_show="At a large K most models have both items in their top K; the gap closes.",
 )
 
 SCALING = Layout(
@@ -146,15 +164,47 @@ def shuffle(study: Study) -> Iterator[Row]:
 
 
 def last_item(study: Study) -> Iterator[Row]:
-    """HRLI and HRL2I at every K, and their difference at 1 and 10."""
-    names = [name for k in study.ks for name in (f"HRLI@{k}", f"HRL2I@{k}")]
-    names += [f"HRLI@{k}_minus_HRL2I@{k}" for k in (1, 10)]
+    """HRLI, HRL2I and their difference at K = 1 and 10."""
+    names = [
+        name for k in (1, 10) for name in (f"HRLI@{k}", f"HRL2I@{k}", f"HRLI@{k}_minus_HRL2I@{k}")
+    ]
     for dataset in study.datasets:
         for model in study.models:
             found = study.found("last_item", dataset, model)
             for name in names:
                 keys = {"dataset": dataset, "model": model}
                 yield keys | {"metric": name.replace("_minus_", " − "), **measured(found.get(name))}
+
+
+def last_item_by_k(study: Study) -> Iterator[Row]:
+    """HRLI, HRL2I and their difference at every K."""
+    templates = {
+        "HRLI@K": "HRLI@{0}",
+        "HRL2I@K": "HRL2I@{0}",
+        "difference": "HRLI@{0}_minus_HRL2I@{0}",
+    }
+    for dataset in study.datasets:
+        for model in study.models:
+            found = study.found("last_item", dataset, model)
+            for k in study.ks:
+                for metric, template in templates.items():
+                    keys = {"dataset": dataset, "model": model, "K": str(k), "metric": metric}
+                    yield keys | measured(found.get(template.format(k)))
+
+
+def accuracy_by_k(study: Study) -> Iterator[Row]:
+    """HR, NDCG and coverage at every K."""
+    for dataset in study.datasets:
+        for model in study.models:
+            found = study.found("shuffle", dataset, model)
+            coverage = study.coverage(dataset, model)
+            for k in study.ks:
+                keys = {"dataset": dataset, "model": model, "K": str(k)}
+                for metric in ("HR", "NDCG"):
+                    finding = found.get(f"chronological/{metric}@{k}")
+                    yield keys | {"metric": f"{metric}@K", **measured(finding)}
+                covered = counted(coverage[k]) | {"n_seeds": len(study.seeds)}
+                yield keys | {"metric": "coverage@K", **covered}
 
 
 def scaling(study: Study) -> Iterator[Row]:

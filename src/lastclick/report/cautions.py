@@ -1,0 +1,114 @@
+"""Warnings that a reader of this run's numbers should have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lastclick.report.numbers import Numbers, listing, percent, plural
+from lastclick.tabulation.layout import TOO_FEW
+from lastclick.titles import title
+
+# Below these a number moves in steps that a reader can see, or rests on a handful of cases.
+FEW_USERS = 1000
+FEW_HITS = 50
+SMALL_BASE_SET = 100
+# Above this share of neighbours with equal timestamps the source's own order matters.
+MANY_TIES = 0.1
+FEW_DRAWS = 1000
+
+
+def cautions(numbers: Numbers, settings: Mapping[str, Any]) -> list[str]:
+    """Every warning that applies; ``settings``: params.yaml as a mapping."""
+    return [
+        *_settings(settings),
+        *_data(numbers, settings),
+        *_hits(numbers),
+        *_base_sets(numbers),
+        *_left_out(numbers),
+    ]
+
+
+def _settings(settings: Mapping[str, Any]) -> Iterator[str]:
+    if len(settings["run"]["seeds"]) == 1:
+        yield (
+            "One training seed: the intervals are over users only, and another seed may move every "
+            "number by more than they say."
+        )
+    draws = settings["evaluation"]["bootstrap_draws"]
+    if draws < FEW_DRAWS:
+        yield f"Intervals rest on only {draws} bootstrap draws; their ends are rough."
+    if settings["preprocess"]["ties"] == "shuffled":
+        yield (
+            "Interactions with equal timestamps were put in a random order (preprocess.ties: "
+            "shuffled). The published values follow the order of the source files."
+        )
+    split = settings["split"]
+    as_published = {
+        "protocol": "global_time", "quantile": 0.9, "target": "last", "validation": "global_time"
+    }  # fmt: skip
+    changed = [key for key, value in as_published.items() if split[key] != value]
+    if changed:
+        yield (
+            f"The split differs from the published one in {listing(changed)}; published values "
+            "are not comparable."
+        )
+
+
+def _data(numbers: Numbers, settings: Mapping[str, Any]) -> Iterator[str]:
+    for dataset in settings["run"]["datasets"]:
+        name = title(dataset)
+        users = numbers.count("splits", dataset=dataset, quantity="test_users")
+        if users is not None and users < FEW_USERS:
+            yield (
+                f"{name} has only {plural(users, 'test user')}: a single one moves a hit rate by "
+                f"{1 / users:.4f}, and intervals are wide."
+            )
+        ties = numbers.count("table1", dataset=dataset, quantity="tie_share")
+        if ties is not None and ties >= MANY_TIES and settings["preprocess"]["ties"] == "source":
+            yield (
+                f"{percent(ties)} of neighbouring interactions in {name} have equal timestamps, so "
+                "their order, on which every result about order and the last item hangs, is the "
+                "source file's. Repeat with preprocess.ties: shuffled to see how much."
+            )
+        off = [
+            f"{row['quantity']} {row['value']:,.0f} (published {row['published']:,.0f})"
+            for row in numbers.rows("table1", dataset=dataset)
+            if row["quantity"] in ("users", "items", "interactions") and row["difference"]
+        ]
+        if off:
+            yield f"{name} is not the published data: {listing(off)}."
+
+
+def _hits(numbers: Numbers) -> Iterator[str]:
+    few = [
+        (title(row["dataset"]), title(row["model"]), row["n_users"])
+        for row in numbers.rows("shuffle", metric="HR@10", order="partial share")
+        if row["n_users"] < FEW_HITS
+    ]
+    if few:
+        cells = listing([f"{model} on {dataset} ({hits})" for dataset, model, hits in few])
+        yield (f"The shares kept under shuffles divide by few hits with the true order: {cells}.")
+
+
+def _base_sets(numbers: Numbers) -> Iterator[str]:
+    rows = numbers.rows("recovery", layers="all", alpha="1", metric="base set")
+    small = [row for row in rows if row["value"] < SMALL_BASE_SET]
+    if small:
+        cells = listing(
+            [
+                f"{title(row['model'])} on {title(row['dataset'])} ({row['value']:,.0f})"
+                for row in small
+            ]
+        )
+        yield f"Recovery rests on a small base set: {cells}."
+
+
+def _left_out(numbers: Numbers) -> Iterator[str]:
+    for name, frame in numbers.tables.items():
+        missing = frame.filter(note=TOO_FEW).height
+        if missing:
+            yield (
+                f"Table “{name}” leaves out {plural(missing, 'number')}: too few users to draw an "
+                "interval from."
+            )

@@ -1,0 +1,132 @@
+"""Sentences that say of a section's curves what the eye should find in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import fmean
+
+from lastclick.report.numbers import Numbers, listing, percent, plural
+from lastclick.tabulation.contents import TABLES
+from lastclick.tabulation.published import Published
+from lastclick.titles import title
+
+
+def scaling_readings(numbers: Numbers) -> Iterator[str]:
+    """Which way mixing, last-item reliance and accuracy go as alpha grows."""
+    for dataset, model in _cells(numbers, "scaling"):
+        keys = {"dataset": dataset, "model": model, "layers": "all"}
+        mixing = _curve(numbers, "scaling", **keys, metric="norm_of_sum")
+        reliance = _curve(numbers, "scaling", **keys, metric="HRLI@1")
+        hits = _curve(numbers, "scaling", **keys, metric="HR@10")
+        if not (mixing and reliance and hits):
+            continue
+        yield (
+            f"{_name(dataset, model)}: as alpha grows from {_first(mixing)} to {_last(mixing)}, "
+            f"the mixing ratio {_course([-value for _, value in mixing], 'falls')} "
+            f"({mixing[0][1]:.3f} to {mixing[-1][1]:.3f}) and HRLI@1 "
+            f"{_course([value for _, value in reliance], 'rises')} ({percent(reliance[0][1])} to "
+            f"{percent(reliance[-1][1])}); HR@10 is highest at alpha = {_peak(hits)[0]}."
+        )
+
+
+def recovery_readings(numbers: Numbers, published: Published) -> Iterator[str]:
+    """Where recovery peaks and what the same alpha costs."""
+    for dataset, model in _cells(numbers, "recovery"):
+        keys = {"dataset": dataset, "model": model, "layers": "all"}
+        curve = _curve(numbers, "recovery", **keys, metric="recovery")
+        if not curve:
+            continue
+        alpha, _ = _peak(curve)
+        recovered = numbers.estimate("recovery", **keys, alpha=alpha, metric="recovery")
+        base = numbers.count("recovery", **keys, alpha=alpha, metric="base set")
+        cost = numbers.estimate("scaling", **keys, alpha=alpha, metric="HR@10 − alpha 1")
+        if recovered is None or base is None or recovered.value == 0:
+            continue
+        sentence = (
+            f"{_name(dataset, model)}: recovery is highest at alpha = {alpha}, where "
+            f"{recovered.percent()} of {plural(base, 'recoverable miss', 'recoverable misses')} "
+            "become hits"
+        )
+        if cost is not None:
+            sentence += f"; over all users HR@10 changes by {cost.signed()} there"
+        yield sentence + "."
+    peak = published.recovery.peak_alpha
+    yield f"The published curves peak at alpha {peak.lowest:g} to {peak.highest:g}."
+
+
+def published_readings(numbers: Numbers, published: Published) -> Iterator[str]:
+    """How many published values lie within this run's intervals, table by table."""
+    compared = {
+        name: [
+            row["published_within_interval"]
+            for row in numbers.rows(name)
+            if row["published_within_interval"] is not None
+        ]
+        for name in TABLES
+    }
+    compared = {name: inside for name, inside in compared.items() if inside}
+    if not compared:
+        yield (
+            "The papers print no value for the data sets and models of this run, so nothing can "
+            "be set beside them."
+        )
+        return
+    for name, inside in compared.items():
+        yield (
+            f"{TABLES[name][0].title}: {sum(inside)} of "
+            f"{plural(len(inside), 'published value')} within the interval of ours."
+        )
+    distances = {
+        definition: fmean(abs(row["difference"]) for row in rows)
+        for definition in ("norm_of_sum", "sum_of_norms")
+        if (
+            rows := [
+                row
+                for row in numbers.rows("table2", definition=definition)
+                if row["difference"] is not None
+            ]
+        )
+    }
+    if len(distances) == 2:
+        nearer = min(distances, key=lambda definition: distances[definition])
+        other = max(distances, key=lambda definition: distances[definition])
+        yield (
+            f"The printed mixing ratios lie nearer to {title(nearer)} (mean distance "
+            f"{distances[nearer]:.4f}) than to {title(other)} ({distances[other]:.4f})."
+        )
+
+
+def _cells(numbers: Numbers, table: str) -> Sequence[tuple[str, str]]:
+    frame = numbers.tables[table].select("dataset", "model")
+    return frame.unique(maintain_order=True).rows()
+
+
+def _curve(numbers: Numbers, table: str, **keys: str) -> list[tuple[str, float]]:
+    rows = [(row["alpha"], row["value"]) for row in numbers.rows(table, **keys)]
+    return sorted(rows, key=lambda point: float(point[0]))
+
+
+def _first(curve: Sequence[tuple[str, float]]) -> str:
+    return curve[0][0]
+
+
+def _last(curve: Sequence[tuple[str, float]]) -> str:
+    return curve[-1][0]
+
+
+def _peak(curve: Sequence[tuple[str, float]]) -> tuple[str, float]:
+    return max(curve, key=lambda point: point[1])
+
+
+def _course(values: Sequence[float], verb: str) -> str:
+    against = sum(later < earlier for earlier, later in pairwise(values))
+    if not against:
+        return f"{verb} at every step"
+    if values[-1] <= values[0]:
+        return f"does not {verb[:-1]} overall"
+    return f"{verb} at all but {plural(against, 'step')}"
+
+
+def _name(dataset: str, model: str) -> str:
+    return listing([f"{title(model)} on {title(dataset)}"])
