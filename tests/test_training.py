@@ -30,6 +30,7 @@ from lastclick.ranking import NonFiniteScoresError
 from lastclick.tables import EVALUATION
 from lastclick.training import Compute, EarlyStopping, Validation, fit, launch
 from tests.training_example import (
+    MODELS,
     N_ITEMS,
     SETTINGS,
     config_of,
@@ -220,8 +221,10 @@ class Interrupted(Exception):
     pass
 
 
-@pytest.mark.parametrize("model", ["gru4rec", "sasrec"])
-@pytest.mark.parametrize("step", [1, 7, 10, 24])
+@pytest.mark.parametrize(
+    ("model", "step"),
+    [*((model, 10) for model in MODELS), ("sasrec", 1), ("sasrec", 7), ("sasrec", 24)],
+)
 def test_an_interrupted_training_continues_to_the_same_bits(
     fabric, tmp_path, monkeypatch, model, step
 ):

@@ -31,18 +31,31 @@ SETTINGS = Settings(
     loss_precision="fp32",
 )
 _SIZES = {"hidden_size": 8, "n_layers": 2, "max_length": 11}
-_ATTENTION = {
-    "block": "post_ln",
-    "inner_size": 24,
-    "n_heads": 2,
-    "activation": "gelu",
-    "attention_init": "xavier_uniform",
+_FEED_FORWARD = {"inner_size": 24, "n_heads": 2}
+_ATTENTION = {**_FEED_FORWARD, "activation": "gelu", "attention_init": "xavier_uniform"}
+_CONTRAST = {"weight": 0.1, "temperature": 1.0}
+_CONFIGS = {
+    "gru4rec": {},
+    "sasrec": {**_ATTENTION, "block": "post_ln"},
+    "bert4rec": {**_FEED_FORWARD, "mask_probability": 0.3},
+    "duorec": {
+        **_ATTENTION,
+        "unsupervised": _CONTRAST,
+        "supervised": _CONTRAST,
+        "cross": _CONTRAST,
+    },
+    "bsarec": {
+        **_ATTENTION,
+        "filter_weight": 0.7,
+        "low_frequencies": 2,
+        "prefixes_per_sequence": 3,
+    },
 }
-_CONFIGS = {"gru4rec": _SIZES, "sasrec": _SIZES | _ATTENTION}
+MODELS = tuple(_CONFIGS)
 
 
 def config_of(model: str, dropout: float) -> BaseModel:
-    return model_module(model).Config(**_CONFIGS[model], dropout=dropout)
+    return model_module(model).Config(**_SIZES, **_CONFIGS[model], dropout=dropout)
 
 
 def sequences(n_users: int = 97) -> Sequences:
