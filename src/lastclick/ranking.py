@@ -27,15 +27,13 @@ wherever K exceeds the catalogue.
 # Items per block of the comparison (see `_count_ahead`): only a wanted item's own block is looked
 # at twice, so smaller blocks cost less, but below 64 the inner loops become too short.
 _BLOCK = 64
-# Largest score block, in elements, and most rows in it. On a CPU 256 rows are enough to reach the
+# Largest score block, in elements, and most rows in it. On a CPU 512 rows are enough to reach the
 # speed of the bare product; an accelerator wants more work per launch.
 _SCORE_ELEMENTS = 2**26
-_MAX_ROWS = {"cpu": 256}
-_MAX_ROWS_ACCELERATOR = 8192
+_CPU_ROWS, _ACCELERATOR_ROWS = 512, 8192
 # Elements of the comparison's result held at a time: on a CPU it has to stay in the second-level
-# cache to be counted at once, on an accelerator it only bounds memory.
-_MASK_ELEMENTS = {"cpu": 2**19}
-_MASK_ELEMENTS_ACCELERATOR = 2**26
+# cache until it is counted, on an accelerator it only bounds memory.
+_CPU_COMPARED, _ACCELERATOR_COMPARED = 2**19, 2**26
 
 
 class NonFiniteScoresError(ValueError):
@@ -104,6 +102,7 @@ class Ranks:
     filtered: Tensor
 
 
+@torch.no_grad()
 def ranks_of(
     states: Tensor,
     item_vectors: Tensor,
@@ -134,9 +133,10 @@ def ranks_of(
     unfiltered = torch.empty(n_rows, n_wanted, dtype=torch.int32, device=states.device)
     removed = torch.zeros(n_rows, dtype=torch.int32, device=states.device)
     gone = torch.zeros(n_rows, dtype=torch.bool, device=states.device)
+    scratch = _scratch_for(states, len(item_vectors), n_wanted)
     for start, stop, scores in _score_blocks(states, item_vectors, bias, chunk_rows):
         chunk = wanted[start:stop]
-        unfiltered[start:stop] = 1 + _count_ahead(scores, chunk)
+        unfiltered[start:stop] = 1 + _count_ahead(scores, chunk, scratch)
         if seen is not None:
             rows, items = seen.of_rows(start, stop)
             target = chunk[rows, 0]
@@ -149,6 +149,7 @@ def ranks_of(
     return Ranks(unfiltered, filtered.masked_fill_(wanted[:, 0] == 0, 0))
 
 
+@torch.no_grad()
 def top_k(
     states: Tensor,
     item_vectors: Tensor,
@@ -191,7 +192,7 @@ def _best(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, columns
 
 
-def _count_ahead(scores: Tensor, wanted: Tensor) -> Tensor:
+def _count_ahead(scores: Tensor, wanted: Tensor, scratch: Tensor) -> Tensor:
     """How many columns rank ahead of each wanted one.
 
     One pass per wanted column settles "higher, or equal with a smaller id" for all columns but a
@@ -201,6 +202,7 @@ def _count_ahead(scores: Tensor, wanted: Tensor) -> Tensor:
     Args:
         scores: (rows, n_blocks * _BLOCK), -inf in columns that are not to be ranked.
         wanted: (rows, k) columns.
+        scratch: from `_scratch_for`.
 
     Returns:
         (rows, k) int64.
@@ -219,10 +221,10 @@ def _count_ahead(scores: Tensor, wanted: Tensor) -> Tensor:
 
     limits = torch.where(arange[:n_blocks] < own_block.unsqueeze(2), at_least, above)
     limits.scatter_(2, own_block.unsqueeze(2), torch.inf)  # scores are finite: counts nothing
-    return count + _count_at_least(blocks, limits)
+    return count + _count_at_least(blocks, limits, scratch)
 
 
-def _count_at_least(blocks: Tensor, limits: Tensor) -> Tensor:
+def _count_at_least(blocks: Tensor, limits: Tensor, scratch: Tensor) -> Tensor:
     """Count the columns whose score reaches its block's limit.
 
     The comparison writes floats, not bools, because torch vectorises both that comparison and the
@@ -232,14 +234,14 @@ def _count_at_least(blocks: Tensor, limits: Tensor) -> Tensor:
     Args:
         blocks: (rows, n_blocks, _BLOCK) scores.
         limits: (rows, k, n_blocks).
+        scratch: from `_scratch_for`.
 
     Returns:
         (rows, k) int64.
     """
     n_rows, n_wanted, n_blocks = limits.shape
-    elements = _MASK_ELEMENTS.get(blocks.device.type, _MASK_ELEMENTS_ACCELERATOR)
-    step = min(n_rows, max(1, elements // (n_wanted * n_blocks * _BLOCK)))
-    reached = blocks.new_empty(step, n_wanted, n_blocks, _BLOCK)
+    reached = scratch.view(-1, n_wanted, n_blocks, _BLOCK)
+    step = len(reached)
     count = blocks.new_empty(n_rows, n_wanted)
     for start in range(0, n_rows, step):
         rows = slice(start, min(start + step, n_rows))
@@ -247,6 +249,18 @@ def _count_at_least(blocks: Tensor, limits: Tensor) -> Tensor:
         torch.ge(blocks[rows, None], limits[rows, :, :, None], out=part)
         torch.sum(part.view(*part.shape[:2], -1), dim=2, out=count[rows])
     return count.long()
+
+
+def _scratch_for(states: Tensor, n_columns: int, n_wanted: int) -> Tensor:
+    """Room for the comparisons of as many rows as fit the cache, (elements,), allocated once."""
+    elements = _CPU_COMPARED if states.device.type == "cpu" else _ACCELERATOR_COMPARED
+    per_row = n_wanted * _padded(n_columns)
+    return states.new_empty(min(len(states), max(1, elements // per_row)) * per_row)
+
+
+def _padded(n_columns: int) -> int:
+    """``n_columns`` rounded up to whole blocks."""
+    return -(-n_columns // _BLOCK) * _BLOCK
 
 
 def _next_larger(values: Tensor) -> Tensor:
@@ -271,9 +285,9 @@ def _score_blocks(
     if n_columns > 2**24:
         raise ValueError(f"a catalogue of {n_columns - 1} items is too large: at most {2**24 - 1}")
     _require_finite(states, item_vectors, bias)
-    width = -(-n_columns // _BLOCK) * _BLOCK
+    width = _padded(n_columns)
     if chunk_rows is None:
-        most = _MAX_ROWS.get(states.device.type, _MAX_ROWS_ACCELERATOR)
+        most = _CPU_ROWS if states.device.type == "cpu" else _ACCELERATOR_ROWS
         chunk_rows = min(most, max(1, _SCORE_ELEMENTS // width))
     buffer = states.new_full((min(chunk_rows, len(states)), width), -torch.inf)
     for start in range(0, len(states), chunk_rows):
