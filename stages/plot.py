@@ -6,8 +6,8 @@ from pathlib import Path
 
 from lastclick import params, tables
 from lastclick.plotting import heatmaps, last_item, recovery, scaling, selection, shuffle
+from lastclick.plotting.data import SCHEMAS
 from lastclick.plotting.style import save
-from lastclick.tabulation.marks import SCHEMAS
 from stages.command import run
 
 DATA = Path("plots/data")
