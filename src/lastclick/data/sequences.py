@@ -74,9 +74,10 @@ class Sequences:
         token = np.arange(offsets[-1]) + np.repeat(self.offsets[indices] - offsets[:-1], lengths)
         return Sequences(self.user_ids[indices], self.items[token], offsets)
 
-    def window(self, *, drop_last: int = 0, keep: int | None = None) -> Sequences:
+    def window(self, *, drop_last: int | np.ndarray = 0, keep: int | None = None) -> Sequences:
         """Without the ``drop_last`` newest items, and of the rest only the ``keep`` newest.
 
+        ``drop_last`` is one number, or one per sequence ``(n_sequences,)``.
         A sequence shorter than ``drop_last`` becomes empty; the number of sequences never changes.
         """
         lengths = np.maximum(self.lengths - drop_last, 0)
@@ -104,9 +105,9 @@ class Batch:
     ``last`` are ``(n_sequences,)``: real length and the token at the final position L.
     ``padded_index (n_padded,)`` gathers tokens into the buckets' rectangles, laid end to end;
     places without a token repeat token 0 and must be masked or, under a causal mask, ignored.
-    ``padded_inverse (n_tokens,)`` leads back. ``buckets`` holds each rectangle's
-    (n_sequences, width), in order; ``bucket_order (n_sequences,)`` is the number of the sequence
-    in each row of the rectangles.
+    ``padded_inverse (n_tokens,)`` leads back; ``padded_width (n_tokens,)`` is the width of a
+    token's rectangle. ``buckets`` holds each rectangle's (n_sequences, width), in order;
+    ``bucket_order (n_sequences,)`` is the number of the sequence in each row of the rectangles.
     """
 
     items: Tensor
@@ -116,6 +117,7 @@ class Batch:
     last: Tensor
     padded_index: Tensor
     padded_inverse: Tensor
+    padded_width: Tensor
     bucket_order: Tensor
     buckets: tuple[tuple[int, int], ...]
 
@@ -135,6 +137,29 @@ class Batch:
             if isinstance(value := getattr(self, field.name), Tensor)
         }
         return replace(self, **moved)
+
+    def head_slots(self, n_heads: int) -> tuple[Tensor, Tensor]:
+        """Where the heads of tokens go when each rectangle is (n_sequences, n_heads, width).
+
+        Returns what ``padded_index`` and ``padded_inverse`` are for one head: the row of
+        ``(n_tokens * n_heads,)`` in each slot, and the slot of each row, token by token.
+        """
+        first = self.padded_inverse - self.positions  # the slot of the sequence's oldest item
+        head = torch.arange(n_heads, device=first.device)
+        slots = (first * n_heads + self.positions)[:, None] + head * self.padded_width[:, None]
+        slots = slots.flatten()
+        rows = slots.new_zeros(len(self.padded_index) * n_heads)
+        rows[slots] = torch.arange(len(slots), device=slots.device)
+        return rows, slots
+
+    def append(self, item: int) -> Batch:
+        """The batch with ``item`` as one more, newest item of every sequence."""
+        lengths = self.lengths.cpu().numpy()
+        ends = np.cumsum(lengths)
+        items = np.insert(self.items.cpu().numpy(), ends, item)
+        offsets = np.concatenate(([0], ends + np.arange(1, len(ends) + 1)))
+        longer = Sequences(np.zeros(len(ends), dtype=np.int32), items.astype(np.int32), offsets)
+        return Batch.of(longer).to(self.items.device)
 
     @classmethod
     def of(cls, sequences: Sequences) -> Batch:
@@ -167,6 +192,7 @@ class Batch:
             last=tensor(offsets[1:] - 1),
             padded_index=tensor(padded_index),
             padded_inverse=tensor(padded_inverse),
+            padded_width=tensor(widths[sequence]),
             bucket_order=tensor(order),
             buckets=tuple(zip(counts.tolist(), bucket_widths.tolist(), strict=True)),
         )

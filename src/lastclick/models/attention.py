@@ -4,13 +4,15 @@
     x' = LN(alpha x + Attn(x)),   x'' = LN(x' + FFN(x')),   with a LayerNorm after the embeddings.
 ``classic`` (Kang & McAuley, "Self-Attentive Sequential Recommendation", ICDM 2018, as the widely
 used PyTorch ports compute it): the query is normalised first and is itself the residual,
-    q = LN(x),   h = alpha q + Attn(q, x, x),   x'' = f + FFN(f) with f = LN(h),   and a last LayerNorm.
+    q = LN(x),   h = alpha q + Attn(q, x, x),   f = LN(h),   x'' = f + FFN(f),
+with a last LayerNorm after all blocks.
 
 alpha is the residual scale of the paper's probe; training always uses 1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -18,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lastclick.data.sequences import Batch
+from lastclick.models.layers import Dropout, gather_rows, gather_rows_back
 
 BlockKind = Literal["post_ln", "classic"]
 Activation = Literal["gelu", "relu"]
@@ -35,7 +38,7 @@ class SelfAttention(nn.Module):
             raise ValueError(f"hidden_size {hidden_size} is not divisible by n_heads {n_heads}")
         self.n_heads = n_heads
         self.causal = causal
-        self.dropout = dropout
+        self.dropout = Dropout(dropout)
         self.query = nn.Linear(hidden_size, hidden_size)
         self.key_value = nn.Linear(hidden_size, 2 * hidden_size)
         self.output = nn.Linear(hidden_size, hidden_size)
@@ -47,35 +50,57 @@ class SelfAttention(nn.Module):
         that keys and values, are made from. Returns ``(n_tokens, hidden_size)``, the merged heads
         after the output projection.
         """
-        hidden_size = input.shape[-1]
-        query_key_value = torch.cat((self.query(query_input), self.key_value(input)), dim=-1)
-        padded = query_key_value.index_select(0, batch.padded_index)  # (n_padded, 3 * hidden)
-        outputs = []
-        row = sequence = 0
-        for count, width in batch.buckets:
-            block = padded[row : row + count * width].view(count, width, 3, self.n_heads, -1)
-            query, key, value = block.permute(2, 0, 3, 1, 4)  # each (count, heads, width, head)
-            attended = F.scaled_dot_product_attention(
-                query,
-                key,
-                value,
-                attn_mask=None if self.causal else self._real_keys(batch, sequence, count, width),
-                dropout_p=self.dropout if self.training else 0.0,
-                # Padding follows the real tokens, so a causal mask already hides it from them.
-                is_causal=self.causal,
-            )
-            outputs.append(attended.transpose(1, 2).reshape(count * width, hidden_size))
-            row += count * width
-            sequence += count
-        merged = torch.cat(outputs).index_select(0, batch.padded_inverse)
-        return self.output(merged)
+        n_tokens, hidden_size = input.shape
+        head_size = hidden_size // self.n_heads
+        rows, slots = batch.head_slots(self.n_heads)
+        sizes = [count * self.n_heads * width for count, width in batch.buckets]
 
-    @staticmethod
-    def _real_keys(batch: Batch, first: int, count: int, width: int) -> Tensor:
-        """Which keys of a rectangle are real tokens, ``(count, 1, 1, width)`` bool."""
-        lengths = batch.lengths[batch.bucket_order[first : first + count]]
-        places = torch.arange(width, device=lengths.device)
-        return (places < lengths[:, None])[:, None, None, :]
+        def rectangles(x: Tensor) -> tuple[Tensor, ...]:
+            """Of each bucket ``(sequences, heads, width, head_size)``."""
+            padded = gather_rows(x.reshape(-1, head_size), rows, slots).split(sizes)
+            return tuple(
+                part.view(count, self.n_heads, width, head_size)
+                for part, (count, width) in zip(padded, batch.buckets, strict=True)
+            )
+
+        key, value = self.key_value(input).chunk(2, dim=-1)
+        attended = [
+            self._attend(*part).reshape(-1, head_size)
+            for part in zip(
+                rectangles(self.query(query_input)), rectangles(key), rectangles(value),
+                batch.lengths[batch.bucket_order].split([count for count, _ in batch.buckets]),
+                strict=True,
+            )
+        ]  # fmt: skip
+        merged = gather_rows_back(torch.cat(attended), slots)
+        return self.output(merged.view(n_tokens, hidden_size))
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
+        """Attention in one rectangle of sequences with these ``lengths (sequences,)``.
+
+        Everything else is ``(sequences, heads, width, head_size)``. What comes out at places
+        beyond a sequence is of no use.
+        """
+        n_heads, width, head_size = query.shape[1:]
+        dropout = self.dropout.probability if self.training else 0.0
+        if query.is_cuda or dropout == 0:
+            # Padding follows the real tokens, so a causal mask already hides it from them.
+            mask = None if self.causal else _padding_mask(lengths, query)[:, None]
+            return F.scaled_dot_product_attention(query, key, value, mask, dropout, self.causal)
+        # A CPU has no fused attention with dropout, and torch's fallback is slower than this.
+        if self.causal:
+            mask = query.new_full((width, width), -torch.inf).triu_(1)
+        else:
+            mask = _padding_mask(lengths, query).repeat_interleave(n_heads, 0)
+        query, key, value = (x.flatten(0, 1) for x in (query, key, value))
+        scores = torch.baddbmm(mask, query, key.transpose(1, 2), alpha=head_size**-0.5)
+        return torch.bmm(self.dropout(scores.softmax(-1)), value)
+
+
+def _padding_mask(lengths: Tensor, query: Tensor) -> Tensor:
+    """What to add to scores so that no place sees padding, ``(sequences, 1, width)``."""
+    padding = torch.arange(query.shape[2], device=query.device) >= lengths[:, None]
+    return query.new_zeros(padding.shape).masked_fill_(padding, -torch.inf)[:, None]
 
 
 class FeedForward(nn.Module):
@@ -89,8 +114,8 @@ class FeedForward(nn.Module):
         self.inner = nn.Linear(hidden_size, inner_size)
         self.outer = nn.Linear(inner_size, hidden_size)
         self.activation = F.gelu if activation == "gelu" else F.relu
-        self.inner_dropout = nn.Dropout(dropout if inner_dropout else 0.0)
-        self.dropout = nn.Dropout(dropout)
+        self.inner_dropout = Dropout(dropout if inner_dropout else 0.0)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.outer(self.inner_dropout(self.activation(self.inner(x)))))
@@ -116,7 +141,7 @@ class Block(nn.Module):
         )
         self.feed_forward_norm = nn.LayerNorm(hidden_size, eps=LAYER_NORM_EPS)
         # The classic block has no dropout between the output projection and the residual sum.
-        self.attention_dropout = nn.Dropout(dropout if kind == "post_ln" else 0.0)
+        self.attention_dropout = Dropout(dropout if kind == "post_ln" else 0.0)
 
     def forward(
         self,
@@ -131,7 +156,7 @@ class Block(nn.Module):
 
         Captures, under ``prefix``: ``input`` (x), ``residual`` (what the attention output is added
         to, before scaling), ``attention`` (the attention output), ``sum`` (their sum) and
-        ``normalised`` (the LayerNorm of that sum, in both kinds the input of the feed-forward part).
+        ``normalised`` (the LayerNorm of that sum, in both kinds what the feed-forward part reads).
         """
         residual = x if self.kind == "post_ln" else self.attention_norm(x)
         attention = self.attention_dropout(self.attention(residual, x, batch))
@@ -147,7 +172,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Embeddings, blocks and the last normalisation.
+    """Embeddings, the given blocks and the last normalisation.
 
     Position 0 is the oldest kept item. The classic kind multiplies item embeddings by
     sqrt(hidden_size) before adding positions and normalises at the end; ``post_ln`` normalises
@@ -155,20 +180,16 @@ class Encoder(nn.Module):
     """
 
     def __init__(
-        self, n_items: int, *, kind: BlockKind, max_length: int, hidden_size: int, inner_size: int,
-        n_layers: int, n_heads: int, activation: Activation, dropout: float, causal: bool = True,
-        n_extra_tokens: int = 0,
+        self, n_items: int, blocks: Sequence[nn.Module], *, kind: BlockKind, max_length: int,
+        hidden_size: int, dropout: float, n_extra_tokens: int = 0,
     ):  # fmt: skip
         super().__init__()
         self.kind = kind
         self.item_embedding = nn.Embedding(n_items + 1 + n_extra_tokens, hidden_size, padding_idx=0)
         self.position_embedding = nn.Embedding(max_length, hidden_size)
         self.norm = nn.LayerNorm(hidden_size, eps=LAYER_NORM_EPS)
-        self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(
-            Block(kind, hidden_size, inner_size, n_heads, activation, dropout, causal=causal)
-            for _ in range(n_layers)
-        )
+        self.dropout = Dropout(dropout)
+        self.blocks = nn.ModuleList(blocks)
 
     def initialise(self, *, attention_xavier: bool) -> None:
         """Draw weights from N(0, 0.02); biases 0.
@@ -212,6 +233,8 @@ class Encoder(nn.Module):
         scales = torch.as_tensor(residual_scale, dtype=x.dtype, device=x.device)
         scales = scales.expand(len(self.blocks))
         for number, block in enumerate(self.blocks, start=1):
-            x = block(x, batch, residual_scale=scales[number - 1], capture=capture,
-                      prefix=f"layer{number}.")  # fmt: skip
+            x = block(
+                x, batch, residual_scale=scales[number - 1], capture=capture,
+                prefix=f"layer{number}.",
+            )  # fmt: skip
         return x if self.kind == "post_ln" else self.norm(x)

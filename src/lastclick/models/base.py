@@ -100,7 +100,7 @@ class Recommender(nn.Module, ABC):
 
     def final_states(self, batch: Batch, *, residual_scale: float | Tensor = 1.0) -> Tensor:
         """The vectors that the catalogue is ranked by, ``(n_sequences, hidden_size)``."""
-        return self.encode(batch, residual_scale=residual_scale)[batch.last]
+        return self.encode(batch, residual_scale=residual_scale).index_select(0, batch.last)
 
     @abstractmethod
     def item_vectors(self) -> Tensor:
@@ -117,6 +117,6 @@ class Recommender(nn.Module, ABC):
 
 
 def refuse_residual_scale(model: nn.Module, residual_scale: float | Tensor) -> None:
-    """Raise ValueError unless ``residual_scale`` is 1: the model has no residual that carries an item."""
+    """Raise ValueError unless it is 1: the model has no residual that carries an item."""
     if not bool((torch.as_tensor(residual_scale) == 1).all()):
         raise ValueError(f"residual scaling is not applicable to {type(model).__name__}")

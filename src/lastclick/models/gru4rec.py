@@ -21,6 +21,7 @@ from lastclick.models.base import (
     TrainingLoss,
     refuse_residual_scale,
 )
+from lastclick.models.layers import Dropout, gather_rows
 
 INITIAL_STD = 0.02
 
@@ -49,7 +50,7 @@ class Model(Recommender):
         self.n_items = n_items
         self.max_length = config.max_length
         self.item_embedding = nn.Embedding(n_items + 1, config.hidden_size, padding_idx=0)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.gru = nn.GRU(
             config.hidden_size,
             config.hidden_size,
@@ -87,9 +88,9 @@ class Model(Recommender):
             capture["embedded"] = embedded
         order, inverse = _time_major_order(batch)
         n_sequences_at = torch.bincount(batch.positions).cpu()  # PackedSequence wants it there
-        packed = PackedSequence(embedded.index_select(0, order), n_sequences_at)
+        packed = PackedSequence(gather_rows(embedded, order, inverse), n_sequences_at)
         states, _ = self.gru(packed)
-        return states.data.index_select(0, inverse)
+        return gather_rows(states.data, inverse, order)
 
     def item_vectors(self) -> Tensor:
         return self.item_embedding.weight

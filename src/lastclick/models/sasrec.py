@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lastclick.data.sequences import Batch, Sequences
 from lastclick.losses import linear_cross_entropy
-from lastclick.models.attention import Activation, BlockKind, Encoder
+from lastclick.models.attention import Activation, Block, BlockKind, Encoder
 from lastclick.models.base import NextItemBatch, Recommender, TrainingLoss
 
 
@@ -47,15 +47,18 @@ class Model(Recommender):
         self.max_length = config.max_length
         self.encoder = Encoder(
             n_items,
+            [
+                Block(
+                    config.block, config.hidden_size, config.inner_size, config.n_heads,
+                    config.activation, config.dropout,
+                )
+                for _ in range(config.n_layers)
+            ],
             kind=config.block,
             max_length=config.max_length,
             hidden_size=config.hidden_size,
-            inner_size=config.inner_size,
-            n_layers=config.n_layers,
-            n_heads=config.n_heads,
-            activation=config.activation,
             dropout=config.dropout,
-        )
+        )  # fmt: skip
         self.encoder.initialise(attention_xavier=config.attention_init == "xavier_uniform")
 
     def training_batch(

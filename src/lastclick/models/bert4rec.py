@@ -1,0 +1,130 @@
+"""BERT4Rec: bidirectional self-attention, trained to fill in masked items.
+
+Sun et al., "BERT4Rec: Sequential Recommendation with Bidirectional Encoder Representations from
+Transformer", CIKM 2019, as *time to split* trains it: every item of a training sequence is masked
+with the same probability, always by the mask token, and nothing else is done to favour the last
+place. Unlike the original there is no extra layer and no bias between the encoder and the scores:
+the output vectors are the item embeddings (tied weights).
+
+At inference a mask is appended to the input and its output ranks the catalogue. So the residual at
+the prediction position carries the mask, not an item, and residual scaling does not apply.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from torch import Tensor
+
+from lastclick.data.sequences import Batch, Sequences
+from lastclick.losses import linear_cross_entropy
+from lastclick.models.attention import Block, Encoder
+from lastclick.models.base import Recommender, TrainingLoss, refuse_residual_scale
+
+
+class Config(BaseModel):
+    """Sizes and choices of one BERT4Rec; ``inner_size`` is the width of the feed-forward part."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    hidden_size: PositiveInt
+    inner_size: PositiveInt
+    n_layers: PositiveInt
+    n_heads: PositiveInt
+    dropout: float = Field(ge=0, lt=1)
+    mask_probability: float = Field(gt=0, lt=1)
+    max_length: int = Field(ge=2)
+
+
+@dataclass(frozen=True)
+class MaskedBatch:
+    """Sequences with masks in them, where the masks are and what they hide, ``(n_masked,)``."""
+
+    inputs: Batch
+    masked: Tensor
+    targets: Tensor
+
+    def to(self, device: torch.device | str) -> MaskedBatch:
+        masked = self.masked.to(device, non_blocking=True)
+        targets = self.targets.to(device, non_blocking=True)
+        return MaskedBatch(self.inputs.to(device), masked, targets)
+
+
+class Model(Recommender):
+    """See the module's docstring."""
+
+    causal = False
+
+    def __init__(self, config: Config, n_items: int):
+        super().__init__()
+        self.config = config
+        self.n_items = n_items
+        self.max_length = config.max_length
+        self.mask_token = n_items + 1
+        self.encoder = Encoder(
+            n_items,
+            [
+                Block(
+                    "post_ln", config.hidden_size, config.inner_size, config.n_heads,
+                    "gelu", config.dropout, causal=False,
+                )
+                for _ in range(config.n_layers)
+            ],
+            kind="post_ln",
+            max_length=config.max_length,
+            hidden_size=config.hidden_size,
+            dropout=config.dropout,
+            n_extra_tokens=1,
+        )  # fmt: skip
+        self.encoder.initialise(attention_xavier=False)
+
+    def training_batch(
+        self, sequences: Sequences, indices: np.ndarray, rng: np.random.Generator
+    ) -> MaskedBatch:
+        """Mask each item with ``mask_probability``, and one at random where that masks none."""
+        chosen = sequences.take(indices).window(keep=self.max_length)
+        is_masked = rng.random(len(chosen.items)) < self.config.mask_probability
+        has_none = np.add.reduceat(is_masked, chosen.offsets[:-1], dtype=np.int64) == 0
+        lengths, starts = chosen.lengths[has_none], chosen.offsets[:-1][has_none]
+        is_masked[starts + rng.integers(lengths)] = True
+
+        masked = np.flatnonzero(is_masked)
+        targets = chosen.items[masked].astype(np.int64)
+        items = np.where(is_masked, np.int32(self.mask_token), chosen.items)
+        inputs = Batch.of(Sequences(chosen.user_ids, items, chosen.offsets))
+        return MaskedBatch(inputs, torch.from_numpy(masked), torch.from_numpy(targets))
+
+    def training_loss(self, training_batch: MaskedBatch) -> TrainingLoss:
+        states = self.encode(training_batch.inputs).index_select(0, training_batch.masked)
+        total = linear_cross_entropy(
+            states, self.item_vectors(), training_batch.targets,
+            reduction="sum", precision=self.loss_precision,
+        )  # fmt: skip
+        return TrainingLoss(total, training_batch.targets.shape[0])
+
+    def encode(
+        self,
+        batch: Batch,
+        *,
+        residual_scale: float | Tensor = 1.0,
+        capture: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Output at every place of sequences that may hold masks; each depends on all of them."""
+        refuse_residual_scale(self, residual_scale)
+        return self.encoder(batch, capture=capture)
+
+    def final_states(self, batch: Batch, *, residual_scale: float | Tensor = 1.0) -> Tensor:
+        """Outputs at a mask appended to each sequence of at most ``max_input_length`` items."""
+        masked = batch.append(self.mask_token)
+        return self.encode(masked, residual_scale=residual_scale).index_select(0, masked.last)
+
+    def item_vectors(self) -> Tensor:
+        return self.encoder.item_embedding.weight[: self.n_items + 1]
+
+    @property
+    def max_input_length(self) -> int:
+        """One place is the mask's."""
+        return self.max_length - 1

@@ -1,0 +1,236 @@
+"""BSARec: self-attention blended with a filter in frequency space.
+
+Shin et al., "An Attentive Inductive Bias for Sequential Recommendation beyond the Self-Attention",
+AAAI 2024. A layer mixes positions in two ways, each with its own residual and LayerNorm, and
+blends them by a fixed weight w (``filter_weight``; the paper's alpha, which here is the name of the
+residual scale):
+    a = LN(alpha x + Attn(x)),   f = LN(alpha x + Filter(x)),   x' = w f + (1 - w) a,
+    x'' = LN(x' + FFN(x')).
+    Filter(x) = low + beta^2 (x - low),   low = x cut down to its lowest frequencies.
+The residual scale multiplies the residual of both branches. What the filter itself passes on from a
+position to itself is mixing, as the diagonal of attention is, and is not scaled.
+
+Attention is causal, but the filter is not: through it every output depends on every position. So
+the model is trained on prefixes, each with its last output only, and never sees what it has to
+predict. The same holds for padding: each sequence is filtered at its own length.
+
+Prefixes cost what causal models get for free, one pass per target: a prefix of length n costs n
+tokens of encoding. Its authors train on all prefixes; here up to ``prefixes_per_sequence`` of a
+sequence are drawn anew in every epoch, without replacement, so that a user with a long history
+counts less than under a loss at every position, and an epoch stays short.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from torch import Tensor, nn
+
+from lastclick.data.sequences import Batch, Sequences
+from lastclick.losses import linear_cross_entropy
+from lastclick.models.attention import (
+    LAYER_NORM_EPS,
+    Activation,
+    Encoder,
+    FeedForward,
+    SelfAttention,
+)
+from lastclick.models.base import Recommender, TrainingLoss
+from lastclick.models.layers import Dropout, gather_rows, gather_rows_back
+
+
+class Config(BaseModel):
+    """Sizes and choices of one BSARec; ``inner_size`` is the width of the feed-forward part.
+
+    ``low_frequencies`` counts the frequencies of a sequence, from the constant one, that the filter
+    calls low; a sequence of n items has n // 2 + 1 of them.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    hidden_size: PositiveInt
+    inner_size: PositiveInt
+    n_layers: PositiveInt
+    n_heads: PositiveInt
+    activation: Activation
+    attention_init: Literal["xavier_uniform", "normal"]
+    dropout: float = Field(ge=0, lt=1)
+    max_length: PositiveInt
+    filter_weight: float = Field(ge=0, le=1)
+    low_frequencies: PositiveInt
+    prefixes_per_sequence: PositiveInt
+
+
+def low_pass_basis(batch: Batch, n_frequencies: int) -> Tensor:
+    """An orthonormal basis of the lowest frequencies of each sequence, at its own length.
+
+    Returns B ``(n_tokens, 2 * n_frequencies - 1)``: the constant, then a cosine and a sine of each
+    further frequency, zero where a sequence is too short to have it. For the rows of one sequence,
+    B B^T x equals the inverse real FFT of the FFT of x with all higher frequencies set to zero.
+    """
+    length = batch.lengths[batch.sequence]
+    columns = [length.double().rsqrt()]
+    for frequency in range(1, n_frequencies):
+        # The highest frequency of an even length alternates: its sine is zero at every place.
+        is_highest = 2 * frequency == length
+        amplitude = torch.where(is_highest, 1.0, 2.0) / length
+        amplitude = torch.where(2 * frequency <= length, amplitude, 0.0).double().sqrt()
+        angle = 2 * torch.pi * (frequency * batch.positions % length).double() / length
+        columns += [amplitude * angle.cos(), torch.where(is_highest, 0.0, amplitude) * angle.sin()]
+    return torch.stack(columns, dim=-1)
+
+
+class FrequencyFilter(nn.Module):
+    """Rescales the high frequencies of each sequence by a learned beta^2 per channel."""
+
+    def __init__(self, hidden_size: int, n_frequencies: int):
+        super().__init__()
+        self.n_frequencies = n_frequencies
+        self.beta = nn.Parameter(torch.randn(hidden_size))
+
+    def forward(self, x: Tensor, batch: Batch) -> Tensor:
+        """``x (n_tokens, hidden_size)`` to the same shape."""
+        low = self.low_pass(x, batch)
+        return low + self.beta.square() * (x - low)
+
+    def low_pass(self, x: Tensor, batch: Batch) -> Tensor:
+        """What the lowest frequencies make of ``x (n_tokens, hidden_size)``."""
+        basis = low_pass_basis(batch, self.n_frequencies).to(x.dtype)
+        sizes = [count * width for count, width in batch.buckets]
+        padded = gather_rows(x, batch.padded_index, batch.padded_inverse).split(sizes)
+        padded_basis = basis.new_zeros(len(batch.padded_index), basis.shape[1])
+        padded_basis[batch.padded_inverse] = basis  # zero beyond each sequence
+        low = []
+        for bases, values, shape in zip(
+            padded_basis.split(sizes), padded, batch.buckets, strict=True
+        ):
+            bases, values = bases.unflatten(0, shape), values.unflatten(0, shape)
+            low.append((bases @ (bases.transpose(1, 2) @ values)).flatten(0, 1))
+        return gather_rows_back(torch.cat(low), batch.padded_inverse)
+
+
+class Block(nn.Module):
+    """One layer; see the module's docstring for the formulas."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        size, dropout = config.hidden_size, config.dropout
+        self.filter_weight = config.filter_weight
+        self.attention = SelfAttention(size, config.n_heads, dropout)
+        self.attention_norm = nn.LayerNorm(size, eps=LAYER_NORM_EPS)
+        self.filter = FrequencyFilter(size, config.low_frequencies)
+        self.filter_norm = nn.LayerNorm(size, eps=LAYER_NORM_EPS)
+        self.feed_forward = FeedForward(
+            size, config.inner_size, config.activation, dropout, inner_dropout=False
+        )
+        self.feed_forward_norm = nn.LayerNorm(size, eps=LAYER_NORM_EPS)
+        self.dropout = Dropout(dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        batch: Batch,
+        *,
+        residual_scale: float | Tensor = 1.0,
+        capture: dict[str, Tensor] | None = None,
+        prefix: str = "",
+    ) -> Tensor:
+        """``x (n_tokens, hidden_size)`` to the layer's output of the same shape.
+
+        Captures, under ``prefix``: ``input`` and ``residual`` (both x), ``attention`` and
+        ``filter`` (the outputs of the two branches), ``sum`` and ``filter_sum`` (each with its
+        residual) and ``normalised`` (the blend of their LayerNorms, read by the feed-forward part).
+        """
+        attention = self.dropout(self.attention(x, x, batch))
+        filtered = self.dropout(self.filter(x, batch))
+        total = x * residual_scale + attention
+        filter_total = x * residual_scale + filtered
+        blend = (
+            self.filter_weight * self.filter_norm(filter_total)
+            + (1 - self.filter_weight) * self.attention_norm(total)
+        )  # fmt: skip
+        if capture is not None:
+            named = {"input": x, "residual": x, "attention": attention, "filter": filtered,
+                     "sum": total, "filter_sum": filter_total, "normalised": blend}  # fmt: skip
+            capture.update({f"{prefix}{name}": value for name, value in named.items()})
+        return self.feed_forward_norm(blend + self.feed_forward(blend))
+
+
+@dataclass(frozen=True)
+class LastItemBatch:
+    """Inputs, and the one item that follows each of them, ``(n_sequences,)``."""
+
+    inputs: Batch
+    targets: Tensor
+
+    def to(self, device: torch.device | str) -> LastItemBatch:
+        return LastItemBatch(self.inputs.to(device), self.targets.to(device, non_blocking=True))
+
+
+class Model(Recommender):
+    """See the module's docstring."""
+
+    causal = False
+    decomposable = True
+
+    def __init__(self, config: Config, n_items: int):
+        super().__init__()
+        self.config = config
+        self.n_items = n_items
+        self.max_length = config.max_length
+        self.encoder = Encoder(
+            n_items,
+            [Block(config) for _ in range(config.n_layers)],
+            kind="post_ln",
+            max_length=config.max_length,
+            hidden_size=config.hidden_size,
+            dropout=config.dropout,
+        )
+        self.encoder.initialise(attention_xavier=config.attention_init == "xavier_uniform")
+
+    def training_batch(
+        self, sequences: Sequences, indices: np.ndarray, rng: np.random.Generator
+    ) -> LastItemBatch:
+        """Up to ``prefixes_per_sequence`` of each sequence's ``max_length`` newest targets."""
+        chosen = sequences.take(indices).window(keep=self.max_length + 1)
+        targets = draw_targets(chosen, self.config.prefixes_per_sequence, rng)
+        ends = chosen.offsets[1:]
+        sequence = np.searchsorted(ends, targets, side="right")
+        prefixes = chosen.take(sequence).window(drop_last=ends[sequence] - targets)
+        items = torch.from_numpy(chosen.items[targets].astype(np.int64))
+        return LastItemBatch(Batch.of(prefixes), items)
+
+    def training_loss(self, training_batch: LastItemBatch) -> TrainingLoss:
+        states = self.final_states(training_batch.inputs)
+        total = linear_cross_entropy(
+            states, self.item_vectors(), training_batch.targets,
+            reduction="sum", precision=self.loss_precision,
+        )  # fmt: skip
+        return TrainingLoss(total, training_batch.targets.shape[0])
+
+    def encode(
+        self,
+        batch: Batch,
+        *,
+        residual_scale: float | Tensor = 1.0,
+        capture: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Output at every real position; through the filter each depends on all of them."""
+        return self.encoder(batch, residual_scale=residual_scale, capture=capture)
+
+    def item_vectors(self) -> Tensor:
+        return self.encoder.item_embedding.weight
+
+
+def draw_targets(sequences: Sequences, at_most: int, rng: np.random.Generator) -> np.ndarray:
+    """Tokens to predict: of each sequence ``at_most`` of its tokens but the first, ascending."""
+    sequence = np.repeat(np.arange(len(sequences)), sequences.lengths)
+    key = rng.random(len(sequences.items))
+    key[sequences.offsets[:-1]] = 2.0  # the first token of a sequence sorts after all others
+    shuffled = np.lexsort((key, sequence))
+    place = np.arange(len(shuffled)) - sequences.offsets[:-1][sequence]
+    return np.sort(shuffled[place < np.minimum(sequences.lengths - 1, at_most)[sequence]])
