@@ -186,7 +186,7 @@ class Expected(Section):
 class DataSet(Section):
     """One data set.
 
-    ``sources``, ``raw`` and ``sample_users`` as ``lastclick.data`` defines them. What describes a
+    ``sources`` and ``raw`` as ``lastclick.data`` defines them. What describes a
     published data set may be left out of one's own; none of it touches a result.
     """
 
@@ -194,9 +194,8 @@ class DataSet(Section):
     homepage: str = ""
     citation: str = ""
     licence: str = ""
-    sources: tuple[dict[str, Any], ...] = ()
+    sources: tuple[dict[str, Any], ...]
     raw: dict[str, Any]
-    sample_users: dict[str, Any] | None = None
     filter_seen: bool
     expected: Expected | None = None
 

@@ -355,4 +355,4 @@ def coverage(
     best = best_places(
         model, states, k, evaluation.seen(model.item_vectors().device) if filter_seen else None
     )
-    return {str(k): float(((best > 0) & (best <= k)).sum() / model.n_items) for k in ks}
+    return {str(k): int(((best > 0) & (best <= k)).sum()) / model.n_items for k in ks}

@@ -24,6 +24,13 @@ class _Block(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class UserSample(_Block):
+    """Keep ``users`` users, drawn with ``seed`` before anything is filtered."""
+
+    users: PositiveInt
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+
+
 class _Columns(_Block):
     """Which columns (or keys) hold what, and what to do with rows that do not fit.
 
@@ -31,6 +38,7 @@ class _Columns(_Block):
     (ISO 8601 dates or date-times; without a zone they are UTC), a pattern such as ``%m %d, %Y``,
     or ``auto``: numbers or ISO 8601 text, with the unit recognised from the size of the numbers.
     ``rejects: strict`` stops at rows that do not fit; ``lenient`` leaves them out and counts them.
+    ``sample_users``: keep only so many users, before anything else.
     """
 
     user: Name
@@ -38,6 +46,7 @@ class _Columns(_Block):
     time: Name
     time_format: Name = "auto"
     rejects: Literal["strict", "lenient"] = "strict"
+    sample_users: UserSample | None = None
 
     @model_validator(mode="after")
     def _time_format_is_known(self) -> _Columns:
@@ -123,10 +132,3 @@ class Parquet(_Columns):
 RawFormat = Annotated[
     Delimited | Recbole | JsonLines | PythonLines | Parquet, Field(discriminator="kind")
 ]
-
-
-class UserSample(_Block):
-    """Keep ``users`` users, drawn with ``seed`` before anything is filtered."""
-
-    users: PositiveInt
-    seed: Annotated[int, Field(ge=0, lt=2**63)]
