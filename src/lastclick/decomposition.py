@@ -36,14 +36,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lastclick.data.sequences import Batch
-from lastclick.models.attention import Block, SelfAttention
+from lastclick.models.attention import SelfAttention
 
 Level = Literal["attn", "attn_res", "attn_res_ln"]
 LEVELS: tuple[Level, ...] = ("attn", "attn_res", "attn_res_ln")
 
-# Mixing weights of one chunk, in elements. Bounds memory; at 4 MiB in float32 the handful of
-# arrays of this size stays close to the processor.
-_CHUNK_ELEMENTS = 2**20
+# Mixing weights of one chunk, in elements. Bounds memory, and keeps the handful of arrays of this
+# size (512 KiB in float32) in a processor's cache.
+_CHUNK_ELEMENTS = 2**17
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,22 @@ class CausalAttentionWeights:
 
 
 @dataclass(frozen=True)
+class FilterWeights:
+    """The weights of a filter over positions, the same in every channel.
+
+    ``response (n_tokens, longest)``: what each token receives from every position of its sequence,
+    zero beyond it; ``longest`` is at least the width of every bucket.
+    """
+
+    response: Tensor
+    n_heads: int = 1
+
+    def of(self, chunk: Chunk) -> Tensor:
+        width = chunk.tokens.shape[1]
+        return self.response[chunk.tokens, :width][:, None]
+
+
+@dataclass(frozen=True)
 class Branch:
     """One branch of a layer, in the notation of the module's docstring.
 
@@ -191,24 +207,81 @@ def attention_branch(
     )
 
 
-def block_branches(
-    block: Block, capture: dict[str, Tensor], prefix: str, residual_scale: float | Tensor
-) -> tuple[Branch, ...]:
-    """The single branch of a transformer block, from what its forward pass captured.
+def filter_branch(
+    filter: nn.Module,
+    norm: nn.LayerNorm,
+    batch: Batch,
+    *,
+    input: Tensor,
+    residual: Tensor,
+    total: Tensor,
+    share: float,
+) -> Branch:
+    """The branch of BSARec's filter, beta^2 x + (1 - beta^2) low(x) with a gain beta^2 per channel.
 
-    In both kinds the LayerNorm of level ``attn_res_ln`` is the one that follows the sum and feeds
-    the feed-forward part: ``attention_norm`` in ``post_ln``, ``feed_forward_norm`` in ``classic``,
-    whose residual is the normalised query LN(x) rather than x.
+    The low pass mixes positions as one head does. What the filter passes on unmixed, beta^2 x,
+    reaches a position's own output. Arguments as in ``attention_branch``.
     """
-    branch = attention_branch(
-        block.attention,
-        block.attention_norm if block.kind == "post_ln" else block.feed_forward_norm,
-        query_input=capture[f"{prefix}residual"],
-        input=capture[f"{prefix}input"],
-        residual=capture[f"{prefix}residual"] * residual_scale,
-        total=capture[f"{prefix}sum"],
+    # A linear operator is what it makes of unit vectors, here one for every position.
+    longest = max(width for _, width in batch.buckets)
+    units = F.one_hot(batch.positions, longest).to(input.dtype)
+    gain = filter.beta.square()
+    return Branch(
+        weights=FilterWeights(filter.low_pass(units, batch)),
+        values=input[:, None],
+        output=torch.diag(1 - gain)[:, None],
+        own=gain * input,
+        residual=residual,
+        total=total,
+        bias=torch.zeros_like(gain),
+        norm=norm,
+        share=share,
     )
-    return (branch,)
+
+
+def block_branches(
+    block: nn.Module,
+    batch: Batch,
+    capture: dict[str, Tensor],
+    prefix: str,
+    residual_scale: float | Tensor,
+) -> tuple[Branch, ...]:
+    """The branches of a block, from what its forward pass captured under ``prefix``.
+
+    A transformer block (``models.attention.Block``) has one. In both kinds the LayerNorm of level
+    ``attn_res_ln`` is the one that follows the sum and feeds the feed-forward part:
+    ``attention_norm`` in ``post_ln``, ``feed_forward_norm`` in ``classic``, whose residual is the
+    normalised query LN(x) rather than x.
+
+    BSARec's block has two, each with its residual and LayerNorm, blended by ``filter_weight`` at
+    every level. It is known by its filter, so that analysing one model does not depend on the file
+    of another.
+    """
+    input, residual = capture[f"{prefix}input"], capture[f"{prefix}residual"]
+    scaled = residual * residual_scale
+    has_filter = hasattr(block, "filter")
+    is_classic = not has_filter and block.kind == "classic"
+    attention = attention_branch(
+        block.attention,
+        block.feed_forward_norm if is_classic else block.attention_norm,
+        query_input=residual,
+        input=input,
+        residual=scaled,
+        total=capture[f"{prefix}sum"],
+        share=1 - block.filter_weight if has_filter else 1.0,
+    )
+    if not has_filter:
+        return (attention,)
+    filtered = filter_branch(
+        block.filter,
+        block.filter_norm,
+        batch,
+        input=input,
+        residual=scaled,
+        total=capture[f"{prefix}filter_sum"],
+        share=block.filter_weight,
+    )
+    return attention, filtered
 
 
 @dataclass(frozen=True)
@@ -277,15 +350,15 @@ def contribution_norms(
 ) -> Iterator[tuple[Chunk, Tensor, dict[Level, Tensor]]]:
     """|F_i(x_j)| for every pair of positions, one chunk of sequences at a time.
 
-    Yields the chunk, the mixing weights averaged over heads, and per level the norms; the latter
-    two ``(count, width, width)``, output position first. Rows and columns beyond a sequence's
-    length hold nothing of meaning.
+    Yields the chunk, the first branch's weights (attention) averaged over heads, and per level the
+    norms; the latter two ``(count, width, width)``, output position first. Rows and columns beyond
+    a sequence's length hold nothing of meaning.
     """
     contributions = decompose_layer(branches, batch, levels, norms=False)
     own = {level: part.own.norm(dim=-1) for level, part in contributions.items()}
     part_norms = _part_norms(branches, levels)
     for chunk, weights in _mixing(branches, batch):
-        head_mean = torch.cat(weights, dim=1).mean(dim=1)
+        head_mean = weights[0].mean(dim=1)
         of_kind = {kind: part_norm.of(chunk, weights) for kind, part_norm in part_norms.items()}
         norms = {}
         for level in levels:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
-from torch import Tensor
+from torch import Tensor, nn
 
 from lastclick import decomposition
 from lastclick.data.sequences import Batch, Sequences
@@ -25,30 +26,37 @@ from lastclick.decomposition import (
 )
 from lastclick.diagnostics.decompose import (
     DEFINITIONS,
+    decompose_all,
+    decompose_observations,
     encode_and_decompose,
     mixing_ratios,
     recent_heatmaps,
-    summarise,
     user_mixing_ratios,
 )
-from lastclick.models import sasrec
-from lastclick.models.attention import Block, SelfAttention
+from lastclick.models import bsarec, sasrec
+from lastclick.models.attention import SelfAttention
+from lastclick.models.base import Recommender
 
 N_ITEMS, HIDDEN_SIZE, N_HEADS, INNER_SIZE, MAX_LENGTH, N_LAYERS = 19, 15, 3, 7, 23, 2
-CAPTURED = {"attn": "attention", "attn_res": "sum", "attn_res_ln": "normalised"}
-KINDS = ("post_ln", "classic")
+KINDS = ("post_ln", "classic", "bsarec")
+# Against references of our own in float64; BSARec's filter is only as exact as its amplitudes.
+TOLERANCE = {"post_ln": 1e-12, "classic": 1e-12, "bsarec": 1e-7}
 # Four bucket widths; one sequence of one item, one that is long enough for every heatmap offset.
 LENGTHS = (5, 1, 17, 2, 11, 3)
 
 
-def random_model(kind: str = "post_ln", seed: int = 0, dtype=torch.float64) -> sasrec.Model:
+def random_model(kind: str = "post_ln", seed: int = 0, dtype=torch.float64) -> Recommender:
     """All weights, biases and LayerNorm gains random and of a size where everything matters."""
-    config = sasrec.Config(
-        block=kind, hidden_size=HIDDEN_SIZE, inner_size=INNER_SIZE, n_layers=N_LAYERS,
-        n_heads=N_HEADS, activation="gelu", attention_init="normal", dropout=0.5,
-        max_length=MAX_LENGTH,
+    sizes = dict(
+        hidden_size=HIDDEN_SIZE, inner_size=INNER_SIZE, n_layers=N_LAYERS, n_heads=N_HEADS,
+        activation="gelu", attention_init="normal", dropout=0.5, max_length=MAX_LENGTH,
     )  # fmt: skip
-    model = sasrec.Model(config, N_ITEMS).to(dtype).eval().requires_grad_(False)
+    if kind == "bsarec":
+        blend = dict(filter_weight=0.7, low_frequencies=3, prefixes_per_sequence=1)
+        model = bsarec.Model(bsarec.Config(**sizes, **blend), N_ITEMS)
+    else:
+        model = sasrec.Model(sasrec.Config(block=kind, **sizes), N_ITEMS)
+    model = model.to(dtype).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=dtype) * 0.5)
@@ -64,21 +72,45 @@ def one_sequence(batch: Batch, number: int) -> Batch:
     return Batch.of(Sequences.from_lists([batch.items[batch.sequence == number].tolist()]))
 
 
-def materialised(
-    block: Block, x: Tensor, alpha: float
-) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-    """Every F_i(x_j) of one sequence, by the definitions.
+@dataclass
+class Materialised:
+    """One sequence's parts ``(length, length, hidden)`` and constants ``(length, hidden)``, per
+    level, and the attention weights ``(heads, length, length)``."""
 
-    ``x (length, hidden)``; returns per level the parts ``(length, length, hidden)`` and the
-    constants ``(length, hidden)``, and the attention weights ``(heads, length, length)``.
-    """
-    attention, hidden, length = block.attention, x.shape[-1], x.shape[0]
-    size = hidden // attention.n_heads
+    parts: dict[str, Tensor]
+    constants: dict[str, Tensor]
+    weights: Tensor
+
+
+def materialised(block: nn.Module, x: Tensor, alpha: float) -> Materialised:
+    """Every F_i(x_j) of one sequence ``x (length, hidden)``, by the definitions."""
+    if isinstance(block, bsarec.Block):
+        attention, bias, weights = attention_parts(block.attention, x, x)
+        of_attention = with_residual_and_norm(attention, bias, alpha * x, block.attention_norm)
+        of_filter = with_residual_and_norm(
+            filter_parts(block.filter, x), torch.zeros_like(x), alpha * x, block.filter_norm
+        )
+        share = block.filter_weight
+        parts, constants = (
+            {level: share * f[level] + (1 - share) * a[level] for level in LEVELS}
+            for f, a in zip(of_filter, of_attention, strict=True)
+        )
+        return Materialised(parts, constants, weights)
     residual = x if block.kind == "post_ln" else block.attention_norm(x)
-    value_weight = attention.key_value.weight[hidden:]
-    value_bias = attention.key_value.bias[hidden:]
-    query = attention.query(residual)
+    norm = block.attention_norm if block.kind == "post_ln" else block.feed_forward_norm
+    attention, bias, weights = attention_parts(block.attention, residual, x)
+    return Materialised(*with_residual_and_norm(attention, bias, alpha * residual, norm), weights)
+
+
+def attention_parts(
+    attention: SelfAttention, query_input: Tensor, x: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Parts, constants and weights of attention alone."""
+    length, hidden = x.shape
+    size = hidden // attention.n_heads
+    query = attention.query(query_input)
     key = attention.key_value(x)[:, :hidden]
+    value_weight = attention.key_value.weight[hidden:]
     parts = x.new_zeros(length, length, hidden)
     weights = x.new_zeros(attention.n_heads, length, length)
     for h in range(attention.n_heads):
@@ -88,30 +120,58 @@ def materialised(
             weights[h, i, : i + 1] = logits.softmax(dim=0)
         transformed = (x @ value_weight[head].T) @ attention.output.weight[:, head].T
         parts += weights[h][:, :, None] * transformed
-    bias = (attention.output.weight @ value_bias + attention.output.bias).expand(length, hidden)
+    value_bias = attention.key_value.bias[hidden:]
+    bias = attention.output.weight @ value_bias + attention.output.bias
+    return parts, bias.expand(length, hidden), weights
 
+
+def filter_parts(frequency_filter: bsarec.FrequencyFilter, x: Tensor) -> Tensor:
+    """What each position of the filter's output receives when only one input is not zero."""
+    length, hidden = x.shape
+    gain = frequency_filter.beta.square()
+    parts = x.new_zeros(length, length, hidden)
+    for j in range(length):
+        alone = torch.zeros_like(x)
+        alone[j] = x[j]
+        spectrum = torch.fft.rfft(alone, dim=0)
+        spectrum[frequency_filter.n_frequencies :] = 0
+        low = torch.fft.irfft(spectrum, n=length, dim=0)
+        parts[:, j] = low + gain * (alone - low)
+    return parts
+
+
+def with_residual_and_norm(
+    parts: Tensor, bias: Tensor, residual: Tensor, norm: nn.LayerNorm
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Parts and constants per level, from those of the mixing."""
     with_residual = parts.clone()
-    for i in range(length):
-        with_residual[i, i] += alpha * residual[i]
-    norm = block.attention_norm if block.kind == "post_ln" else block.feed_forward_norm
+    for i in range(len(residual)):
+        with_residual[i, i] += residual[i]
     total = with_residual.sum(dim=1) + bias
-    deviation = (total.var(dim=-1, correction=0) + norm.eps).sqrt()
+    deviation = (total.var(dim=-1, correction=0) + norm.eps).sqrt()[:, None]
 
     def linearised(vectors: Tensor, deviation: Tensor) -> Tensor:
-        centred = vectors - vectors.mean(dim=-1, keepdim=True)
-        return norm.weight * centred / deviation[..., None]
+        return norm.weight * (vectors - vectors.mean(dim=-1, keepdim=True)) / deviation
 
     of_parts = {
         "attn": parts,
         "attn_res": with_residual,
         "attn_res_ln": linearised(with_residual, deviation[:, None]),
     }
-    constants = {
-        "attn": bias,
-        "attn_res": bias,
-        "attn_res_ln": linearised(bias, deviation) + norm.bias,
-    }
-    return of_parts, constants, weights
+    of_constants = {
+        "attn": bias, "attn_res": bias, "attn_res_ln": linearised(bias, deviation) + norm.bias,
+    }  # fmt: skip
+    return of_parts, of_constants
+
+
+def true_outputs(block: nn.Module, captured: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What the forward pass computed at each level."""
+    outputs = {"attn": captured["attention"], "attn_res": captured["sum"]}
+    if isinstance(block, bsarec.Block):
+        filters = {"attn": captured["filter"], "attn_res": captured["filter_sum"]}
+        share = block.filter_weight
+        outputs = {k: share * filters[k] + (1 - share) * v for k, v in outputs.items()}
+    return {**outputs, "attn_res_ln": captured["normalised"]}
 
 
 def expected_ratio(parts: Tensor, i: int, definition: str) -> float:
@@ -121,14 +181,14 @@ def expected_ratio(parts: Tensor, i: int, definition: str) -> float:
     return float(mixed[definition] / (mixed[definition] + own))
 
 
-def layers_of(model: sasrec.Model, batch: Batch, alpha: float):
+def layers_of(model: Recommender, batch: Batch, alpha: float):
     """Each layer's block, captured values and branches."""
     capture: dict[str, Tensor] = {}
     model.encode(batch, residual_scale=alpha, capture=capture)
     for number, block in enumerate(model.encoder.blocks, start=1):
         prefix = f"layer{number}."
         own = {k.removeprefix(prefix): v for k, v in capture.items() if k.startswith(prefix)}
-        yield block, own, block_branches(block, capture, prefix, alpha)
+        yield block, own, block_branches(block, batch, capture, prefix, alpha)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,39 +197,44 @@ def test_parts_and_constant_add_up_to_the_blocks_output(kind, alpha):
     batch = random_batch()
     for block, captured, branches in layers_of(random_model(kind), batch, alpha):
         found = decompose_layer(branches, batch)
-        for level, name in CAPTURED.items():
+        expected = true_outputs(block, captured)
+        for level in LEVELS:
             total = found[level].others + found[level].own + found[level].constant
-            torch.testing.assert_close(total, captured[name], rtol=0, atol=1e-12)
+            torch.testing.assert_close(total, expected[level], rtol=0, atol=1e-12)
         for sequence in range(batch.n_sequences):
             mine = batch.sequence == sequence
-            parts, constants, _ = materialised(block, captured["input"][mine], alpha)
-            for level, name in CAPTURED.items():
-                total = parts[level].sum(dim=1) + constants[level]
-                torch.testing.assert_close(total, captured[name][mine], rtol=0, atol=1e-12)
+            every = materialised(block, captured["input"][mine], alpha)
+            for level in LEVELS:
+                total = every.parts[level].sum(dim=1) + every.constants[level]
+                torch.testing.assert_close(
+                    total, expected[level][mine], rtol=0, atol=TOLERANCE[kind]
+                )
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("kind", KINDS)
-def test_fast_form_equals_the_materialised_sum(kind, dtype, tolerance):
+def test_fast_form_equals_the_materialised_sum(kind, dtype):
     batch, alpha = random_batch(), 0.3
+    tolerance = TOLERANCE[kind] if dtype == torch.float64 else 1e-5
     for block, captured, branches in layers_of(random_model(kind, dtype=dtype), batch, alpha):
         found = decompose_layer(branches, batch)
         reference = copy.deepcopy(block).double()
         for sequence in range(batch.n_sequences):
             mine = batch.sequence == sequence
-            parts, constants, _ = materialised(reference, captured["input"][mine].double(), alpha)
+            every = materialised(reference, captured["input"][mine].double(), alpha)
             for level in LEVELS:
-                norms = parts[level].norm(dim=-1)
-                own = parts[level].diagonal(dim1=0, dim2=1).T
+                norms = every.parts[level].norm(dim=-1)
+                own = every.parts[level].diagonal(dim1=0, dim2=1).T
                 for name, expected in {
-                    "others": parts[level].sum(dim=1) - own,
+                    "others": every.parts[level].sum(dim=1) - own,
                     "own": own,
-                    "constant": constants[level],
+                    "constant": every.constants[level],
                     "other_norms": norms.sum(dim=1) - norms.diagonal(),
                 }.items():
                     torch.testing.assert_close(
                         getattr(found[level], name)[mine].double(), expected,
-                        rtol=tolerance, atol=tolerance, msg=lambda m, n=name, v=level: f"{v} {n}: {m}",
+                        rtol=tolerance, atol=tolerance,
+                        msg=lambda m, n=name, v=level: f"{v} {n}: {m}",
                     )  # fmt: skip
 
 
@@ -182,12 +247,12 @@ def test_mixing_ratios_follow_both_definitions(kind):
     model.encode(batch, residual_scale=scales, capture=capture)
     for number, block in enumerate(model.encoder.blocks):
         x = capture[f"layer{number + 1}.input"][batch.sequence == 4]
-        parts, _, _ = materialised(block, x, float(scales[number]))
+        parts = materialised(block, x, float(scales[number])).parts
         found = ratios[number][..., batch.sequence == 4]
         for level, of_level in zip(LEVELS, found, strict=True):
             for definition, of_definition in zip(DEFINITIONS, of_level, strict=True):
                 expected = [expected_ratio(parts[level], i, definition) for i in range(LENGTHS[4])]
-                np.testing.assert_allclose(of_definition, expected, atol=1e-12)
+                np.testing.assert_allclose(of_definition, expected, atol=TOLERANCE[kind])
 
 
 def identity_attention(size: int) -> SelfAttention:
@@ -208,7 +273,7 @@ def test_worked_example():
     batch = Batch.of(Sequences.from_lists([[1, 2, 3]]))
     attention = identity_attention(2)
     branch = attention_branch(
-        attention, torch.nn.LayerNorm(2).double().requires_grad_(False),
+        attention, nn.LayerNorm(2).double().requires_grad_(False),
         query_input=x, input=x, residual=x, total=x + attention(x, x, batch),
     )  # fmt: skip
     found = decompose_layer([branch], batch)
@@ -235,7 +300,7 @@ def test_uniform_attention_over_equal_items_has_a_closed_form(alpha):
     x = x.expand(length, 7)
     batch = Batch.of(Sequences.from_lists([[1] * length]))
     branch = attention_branch(
-        identity_attention(7), torch.nn.LayerNorm(7).double().requires_grad_(False),
+        identity_attention(7), nn.LayerNorm(7).double().requires_grad_(False),
         query_input=x, input=x, residual=alpha * x, total=(alpha + 1) * x,
     )  # fmt: skip
     found = decompose_layer([branch], batch)
@@ -259,10 +324,11 @@ def test_norm_of_sum_is_never_above_sum_of_norms(seed, lengths, alpha, kind):
     ratios = mixing_ratios(random_model(kind, seed), batch, residual_scale=alpha)
     assert ((ratios >= 0) & (ratios <= 1)).all()
     assert (ratios[:, :, 0] <= ratios[:, :, 1] + 1e-12).all()
-    # Nobody to mix with at the oldest position; one other at the second: both definitions agree.
-    assert (ratios[..., batch.positions == 0] == 0).all()
-    second = ratios[..., batch.positions == 1]
-    torch.testing.assert_close(second[:, :, 0], second[:, :, 1], rtol=0, atol=1e-12)
+    # Nobody to mix with, and one other position alone: the definitions agree.
+    n_readable = batch.lengths[batch.sequence] if kind == "bsarec" else batch.positions + 1
+    assert (ratios[..., n_readable == 1] == 0).all()
+    one_other = ratios[..., n_readable == 2]
+    torch.testing.assert_close(one_other[:, :, 0], one_other[:, :, 1], rtol=0, atol=1e-12)
 
 
 @settings(deadline=None, max_examples=40)
@@ -359,14 +425,14 @@ def test_user_rows_keep_sums_counts_and_recent_positions():
                     row += 1
 
 
-def test_summary_weighs_positions_alike_and_averages_layers():
-    nan = None
+def test_observations_weigh_positions_alike():
+    # Two layers of a user with three positions, and of one with a single position.
     users = pl.DataFrame(
         [
             (1, 1, "attn", "norm_of_sum", 1.5, 3, 0.25, 0.75, 0.5, 0.25),
-            (2, 1, "attn", "norm_of_sum", 0.5, 1, 0.5, 0.5, nan, nan),
+            (2, 1, "attn", "norm_of_sum", 0.5, 1, 0.5, 0.5, None, None),
             (1, 2, "attn", "norm_of_sum", 0.5, 3, 0.0, 0.25, 0.25, 0.0),
-            (2, 2, "attn", "norm_of_sum", 0.0, 1, 0.0, 0.0, nan, nan),
+            (2, 2, "attn", "norm_of_sum", 0.0, 1, 0.0, 0.0, None, None),
         ],
         schema={
             "user_id": pl.Int32, "layer": pl.Int32, "level": pl.String, "definition": pl.String,
@@ -375,23 +441,40 @@ def test_summary_weighs_positions_alike_and_averages_layers():
         },
         orient="row",
     )  # fmt: skip
-    expected = pl.DataFrame(
-        [
-            (1, "attn", "norm_of_sum", 0.5, 0.625, 0.625, 0.5, 0.25),
-            (2, "attn", "norm_of_sum", 0.125, 0.25, 0.125, 0.25, 0.0),
-            (None, "attn", "norm_of_sum", 0.3125, 0.4375, 0.375, 0.375, 0.125),
-        ],
-        schema={
-            "layer": pl.Int32, "level": pl.String, "definition": pl.String,
-            "all_positions": pl.Float64, "without_first": pl.Float64, "at_L": pl.Float64,
-            "at_L1": pl.Float64, "at_L2": pl.Float64,
-        },
-        orient="row",
-    )  # fmt: skip
-    assert_frame_equal(summarise(users), expected)
-    only_short = summarise(users.filter(pl.col("user_id") == 2))
-    assert only_short["without_first"].is_null().all()
-    assert only_short["at_L1"].is_null().all()
+    rows = (
+        decompose_observations(users)
+        .group_by("metric", maintain_order=True)
+        .agg(pl.col("numerator").sum() / pl.col("weight").sum(), users="user_id")
+    )
+    cell = "norm_of_sum/attn"
+    assert rows.rows() == [
+        (f"mixing_ratio/{cell}", 2.5 / 8, [1, 2]),
+        (f"without_first_position/{cell}", 1.75 / 4, [1]),
+        (f"by_layer/layer1/{cell}/all", 2.0 / 4, [1, 2]),
+        (f"by_layer/layer1/{cell}/L", 0.625, [1, 2]),
+        (f"by_layer/layer1/{cell}/L-1", 0.5, [1]),
+        (f"by_layer/layer1/{cell}/L-2", 0.25, [1]),
+        (f"by_layer/layer2/{cell}/all", 0.5 / 4, [1, 2]),
+        (f"by_layer/layer2/{cell}/L", 0.125, [1, 2]),
+        (f"by_layer/layer2/{cell}/L-1", 0.25, [1]),
+        (f"by_layer/layer2/{cell}/L-2", 0.0, [1]),
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decompose_all_reads_what_the_model_reads_and_sorts_by_user(kind):
+    rng = np.random.default_rng(0)
+    items = [rng.integers(1, N_ITEMS + 1, n) for n in (2, MAX_LENGTH + 6, 13, 1)]
+    user_ids = np.array([31, 5, 17, 11], dtype=np.int32)
+    model = random_model(kind)
+    users, heatmaps = decompose_all(model, Sequences.from_lists(items, user_ids), recent=5)
+
+    batch = Batch.of(Sequences.from_lists([one[-MAX_LENGTH:] for one in items]))
+    expected = user_mixing_ratios(mixing_ratios(model, batch), batch, user_ids)
+    assert_frame_equal(users, expected.sort("user_id", maintain_order=True), abs_tol=1e-12)
+    alike = recent_heatmaps(model, batch, recent=5)
+    np.testing.assert_allclose(heatmaps.sums, alike.sums, rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(heatmaps.counts, alike.counts)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -402,11 +485,9 @@ def test_heatmaps_align_sequences_at_their_newest_position(kind):
     counts = np.zeros((recent, recent), dtype=int)
     for layer, (block, captured, _) in enumerate(layers_of(model, batch, 1.0)):
         for sequence, length in enumerate(LENGTHS):
-            parts, _, weights = materialised(
-                block, captured["input"][batch.sequence == sequence], 1
-            )
-            norms = [parts[level].norm(dim=-1) for level in LEVELS]
-            maps = [weights.mean(dim=0), *(n / n.sum(dim=1, keepdim=True) for n in norms)]
+            every = materialised(block, captured["input"][batch.sequence == sequence], 1.0)
+            norms = [every.parts[level].norm(dim=-1) for level in LEVELS]
+            maps = [every.weights.mean(dim=0), *(n / n.sum(dim=1, keepdim=True) for n in norms)]
             for i in range(min(recent, length)):
                 for j in range(min(recent, length)):
                     counts[i, j] += layer == 0
@@ -414,7 +495,7 @@ def test_heatmaps_align_sequences_at_their_newest_position(kind):
                         sums[layer, number, i, j] += one[length - 1 - i, length - 1 - j]
     heatmaps = recent_heatmaps(model, batch, recent=recent)
     assert heatmaps.names == ("weights", *LEVELS)
-    np.testing.assert_allclose(heatmaps.sums, sums, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(heatmaps.sums, sums, rtol=0, atol=TOLERANCE[kind])
     np.testing.assert_array_equal(heatmaps.counts, counts)
 
     frame = heatmaps.to_frame()
@@ -457,10 +538,10 @@ def test_contribution_norms_cover_every_real_pair():
             zip(chunk.sequences.tolist(), chunk.lengths.tolist(), strict=True)
         ):
             x = captured["input"][batch.sequence == sequence]
-            parts, _, expected_weights = materialised(block, x, 1.0)
+            every = materialised(block, x, 1.0)
             real = (row, slice(length), slice(length))
-            torch.testing.assert_close(weights[real], expected_weights.mean(dim=0))
+            torch.testing.assert_close(weights[real], every.weights.mean(dim=0))
             for level in LEVELS:
-                torch.testing.assert_close(norms[level][real], parts[level].norm(dim=-1))
+                torch.testing.assert_close(norms[level][real], every.parts[level].norm(dim=-1))
             seen.append(sequence)
     assert sorted(seen) == list(range(batch.n_sequences))

@@ -58,15 +58,7 @@ def encode_and_decompose(
     without a residual that carries an item, and for a model in training mode.
     """
     states, layers = _encode(model, batch, residual_scale)
-    ratios = states.new_empty(len(layers), len(levels), len(definitions), batch.n_tokens)
-    for of_layer, branches in zip(ratios, layers, strict=True):
-        contributions = decompose_layer(
-            branches, batch, levels, norms="sum_of_norms" in definitions
-        )
-        for of_level, level in zip(of_layer, levels, strict=True):
-            for row, definition in zip(of_level, definitions, strict=True):
-                row.copy_(_mixing_ratio(contributions[level], definition))
-    return states, ratios
+    return states, _mixing_ratios(layers, batch, levels, definitions)
 
 
 def mixing_ratios(
@@ -84,6 +76,19 @@ def mixing_ratios(
     return encode_and_decompose(
         model, batch, residual_scale=residual_scale, levels=levels, definitions=definitions
     )[1]
+
+
+def _mixing_ratios(
+    layers: Sequence[Sequence[Branch]],
+    batch: Batch,
+    levels: Sequence[Level],
+    definitions: Sequence[Definition],
+) -> Tensor:
+    ratios = []
+    for branches in layers:
+        parts = decompose_layer(branches, batch, levels, norms="sum_of_norms" in definitions)
+        ratios += [_mixing_ratio(parts[level], one) for level in levels for one in definitions]
+    return torch.stack(ratios).view(len(layers), len(levels), len(definitions), -1)
 
 
 def _mixing_ratio(part: Contributions, definition: Definition) -> Tensor:
@@ -106,7 +111,7 @@ def _encode(
     blocks = model.encoder.blocks
     scales = torch.as_tensor(residual_scale, dtype=states.dtype).expand(len(blocks)).tolist()
     layers = [
-        block_branches(block, capture, f"layer{number}.", scale)
+        block_branches(block, batch, capture, f"layer{number}.", scale)
         for number, (block, scale) in enumerate(zip(blocks, scales, strict=True), start=1)
     ]
     return states, layers
@@ -160,35 +165,6 @@ def user_mixing_ratios(
     )
 
 
-_MEANS = {
-    "all_positions": pl.col("sum_over_positions").sum() / pl.col("n_positions").sum(),
-    # 0 / 0 where no user has a second position.
-    "without_first": (pl.col("sum_over_positions") - pl.col("at_first")).sum()
-    / pl.col("n_positions").sub(1).sum(),
-    "at_L": pl.col("at_L").mean(),
-    "at_L1": pl.col("at_L1").mean(),
-    "at_L2": pl.col("at_L2").mean(),
-}
-
-
-def summarise(users: pl.DataFrame) -> pl.DataFrame:
-    """Means over users' positions, per layer and over all layers.
-
-    ``users`` as from ``user_mixing_ratios``, of any number of batches. One row per layer, level and
-    definition, ``layer`` null for the mean over layers. ``all_positions`` weighs every real
-    position alike; ``without_first`` leaves each sequence's oldest one out; ``at_L``, ``at_L1``
-    and ``at_L2`` average over the users that have the position. Null where nobody has.
-    """
-    per_layer = users.group_by("layer", "level", "definition", maintain_order=True).agg(
-        **{name: mean.fill_nan(None) for name, mean in _MEANS.items()}
-    )
-    overall = per_layer.group_by("level", "definition", maintain_order=True).agg(
-        pl.col(*_MEANS).mean()
-    )
-    overall = overall.with_columns(layer=pl.lit(None, dtype=per_layer["layer"].dtype))
-    return pl.concat([per_layer, overall.select(per_layer.columns)])
-
-
 @dataclass(frozen=True)
 class Heatmaps:
     """Sums over sequences of what the most recent positions read from one another.
@@ -238,11 +214,18 @@ def recent_heatmaps(
 ) -> Heatmaps:
     """Who reads from whom among the ``recent`` newest positions of every sequence.
 
-    Map ``weights`` holds mixing weights averaged over heads; those of the levels hold the
-    share |F_i(x_j)| / sum_j' |F_i(x_j')|, where j' runs over the whole sequence. So a row sums to
-    1 only where the sequence is no longer than ``recent``. Raises as ``encode_and_decompose``.
+    Map ``weights`` holds attention weights averaged over heads (of BSARec those of its attention
+    branch); those of the levels hold the share |F_i(x_j)| / sum_j' |F_i(x_j')|, where j' runs over
+    the whole sequence: a row sums to 1 only where the sequence is no longer than ``recent``. Raises
+    as ``encode_and_decompose``.
     """
     _, layers = _encode(model, batch, residual_scale)
+    return _recent_heatmaps(layers, batch, recent, levels)
+
+
+def _recent_heatmaps(
+    layers: Sequence[Sequence[Branch]], batch: Batch, recent: int, levels: Sequence[Level]
+) -> Heatmaps:
     names = ("weights", *levels)
     sums = np.zeros((len(layers), len(names), recent, recent))
     for of_layer, branches in zip(sums, layers, strict=True):
@@ -269,6 +252,7 @@ def _recent_sums(maps: Tensor, lengths: Tensor, recent: int) -> np.ndarray:
     return aligned.sum(dim=0, dtype=torch.float64).cpu().numpy()
 
 
+@torch.inference_mode()
 def decompose_all(
     model: Recommender,
     inputs: Sequences,
@@ -276,7 +260,10 @@ def decompose_all(
     recent: int = RECENT_POSITIONS,
     progress: str | None = None,
 ) -> tuple[pl.DataFrame, Heatmaps]:
-    """``user_mixing_ratios`` and ``recent_heatmaps`` over all ``inputs``, sorted by user."""
+    """``user_mixing_ratios`` and ``recent_heatmaps`` over all ``inputs``, sorted by user.
+
+    Of each input the newest items that the model can read. ``progress`` labels a progress bar.
+    """
     window = inputs.window(keep=model.max_input_length)
     users: list[pl.DataFrame] = []
     heatmaps: Heatmaps | None = None
@@ -284,9 +271,10 @@ def decompose_all(
               disable=progress is None) as bar:  # fmt: skip
         for indices in like_lengths(window):
             batch = Batch.of(window.take(indices)).to(model.item_vectors().device)
-            ratios = mixing_ratios(model, batch)
+            _, layers = _encode(model, batch, residual_scale=1.0)
+            ratios = _mixing_ratios(layers, batch, LEVELS, DEFINITIONS)
             users.append(user_mixing_ratios(ratios, batch, window.user_ids[indices]))
-            found = recent_heatmaps(model, batch, recent=recent)
+            found = _recent_heatmaps(layers, batch, recent, LEVELS)
             heatmaps = found if heatmaps is None else heatmaps + found
             bar.update(batch.n_tokens)
     return pl.concat(users).sort("user_id", maintain_order=True), heatmaps
