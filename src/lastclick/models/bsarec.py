@@ -73,14 +73,15 @@ def low_pass_basis(batch: Batch, n_frequencies: int) -> Tensor:
     B B^T x equals the inverse real FFT of the FFT of x with all higher frequencies set to zero.
     """
     length = batch.lengths[batch.sequence]
-    columns = [length.double().rsqrt()]
+    n = length.double()
+    columns = [n.rsqrt()]
     for frequency in range(1, n_frequencies):
+        amplitude = torch.where(2 * frequency <= length, (2 / n).sqrt(), 0.0)
         # The highest frequency of an even length alternates: its sine is zero at every place.
         is_highest = 2 * frequency == length
-        amplitude = torch.where(is_highest, 1.0, 2.0) / length
-        amplitude = torch.where(2 * frequency <= length, amplitude, 0.0).double().sqrt()
-        angle = 2 * torch.pi * (frequency * batch.positions % length).double() / length
-        columns += [amplitude * angle.cos(), torch.where(is_highest, 0.0, amplitude) * angle.sin()]
+        angle = (frequency * batch.positions % length) / n * (2 * torch.pi)
+        columns.append(torch.where(is_highest, n.rsqrt(), amplitude) * angle.cos())
+        columns.append(torch.where(is_highest, 0.0, amplitude) * angle.sin())
     return torch.stack(columns, dim=-1)
 
 
