@@ -228,12 +228,26 @@ def test_shuffled_ties_follow_the_hash_of_the_source_position():
 @settings(deadline=None)
 @given(ROWS, st.integers(0, 2**31))
 def test_shuffling_ties_moves_rows_inside_ties_only(rows, seed):
-    coded = encode(raw(*rows)).interactions
+    coded, _, _ = encode(raw(*rows))
     source = sort_by_user_and_time(coded)
     shuffled = sort_by_user_and_time(coded, ties="shuffled", seed=seed)
     assert shuffled.select("user_id", "timestamp").equals(source.select("user_id", "timestamp"))
     everything = ["user_id", "timestamp", "item_id"]
     assert shuffled.sort(everything).equals(source.sort(everything))
+
+
+@pytest.mark.parametrize("ties", ["source", "shuffled"])
+def test_sorting_and_counting_in_parts_is_sorting_and_counting(monkeypatch, ties):
+    rows = seeded_hash(np.arange(1009), 3)
+    names = {"user_id": rows % 31, "item_id": rows // 31 % 53, "timestamp": rows // 1643 % 7}
+    table = pl.DataFrame(names).cast(pl.Int64)
+    whole = preprocess(table, k_core=17, ties=ties)
+    assert 0 < whole.report.n_interactions < 1009
+    for block_rows in (1, 101):
+        monkeypatch.setattr("lastclick.data.filtering.BLOCK_ROWS", block_rows)
+        parts = preprocess(table, k_core=17, ties=ties)
+        assert parts.interactions.equals(whole.interactions)
+        assert parts.report == whole.report
 
 
 def test_an_unknown_rule_for_ties_is_refused():

@@ -7,37 +7,23 @@ or with leading zeros, stay distinct.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import polars as pl
 
 from lastclick.errors import UserError
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """Interactions by code, and the raw ids behind the codes.
-
-    ``interactions``: ``user_id, item_id`` UInt32 codes and ``timestamp`` Int64, one row per raw
-    row, in source order. Code ``c`` of a user stands for ``raw_users[c]``, that of an item for
-    ``raw_items[c]``; both hold every id that occurs, once, in id order (see ``encode``).
-    """
-
-    interactions: pl.DataFrame
-    raw_users: pl.Series
-    raw_items: pl.Series
-
-
-def encode(raw: pl.LazyFrame | pl.DataFrame) -> Encoded:
-    """Number the ids of raw interactions.
+def encode(raw: pl.LazyFrame | pl.DataFrame) -> tuple[pl.DataFrame, pl.Series, pl.Series]:
+    """Number the ids of raw interactions; return interactions by code, raw users, raw items.
 
     ``raw`` has ``user_id, item_id`` String (or integer) and ``timestamp`` Int64, in source order.
     It is run once, by the streaming engine, and no more text is held than the distinct ids.
 
-    Codes follow *id order*: shorter ids first, ids of one length by their bytes. Plain integers
-    so come in numeric order. A code tells nothing about when or how often an id occurs, and
-    depends neither on the order of the rows nor on threads.
+    The interactions have ``user_id, item_id`` UInt32 codes and ``timestamp`` Int64, one row per raw
+    row, in source order. Code ``c`` of a user stands for element ``c`` of raw users, likewise for
+    items. Codes follow *id order*: shorter ids first, ids of one length by their bytes. Plain
+    integers so come in numeric order. A code tells nothing about when or how often an id occurs,
+    and depends neither on the order of the rows nor on threads.
 
     Raises UserError for a row without a user, an item or a time.
     """
@@ -53,9 +39,8 @@ def encode(raw: pl.LazyFrame | pl.DataFrame) -> Encoded:
     _refuse_nulls(encoded)
     users, raw_users = _codes_in_id_order(encoded["user_id"])
     items, raw_items = _codes_in_id_order(encoded["item_id"])
-    return Encoded(
-        pl.DataFrame([users, items, encoded["timestamp"]]).rechunk(), raw_users, raw_items
-    )
+    interactions = pl.DataFrame([users, items, encoded["timestamp"]]).rechunk()
+    return interactions, raw_users, raw_items
 
 
 def _codes_in_id_order(column: pl.Series) -> tuple[pl.Series, pl.Series]:

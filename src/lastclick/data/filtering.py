@@ -7,6 +7,7 @@ that their removal creates, until nothing changes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,8 @@ from lastclick.data.hashing import seeded_hash
 from lastclick.errors import UserError
 
 SECONDS_PER_DAY = 86_400
+#: Large enough to keep the processor busy, small enough that working copies hardly count.
+BLOCK_ROWS = 2**24
 
 
 @dataclass(frozen=True)
@@ -72,25 +75,27 @@ def preprocess(
 
     Raises UserError when there are no rows, when one has a gap, or when none survives.
     """
-    encoded = encode(raw)
-    n_rows_read = encoded.interactions.height
+    # One name for all stages of the work, so that what is done with is freed.
+    rows, raw_users, raw_items = encode(raw)
+    n_rows_read = rows.height
     if n_rows_read == 0:
         raise UserError("there are no interactions: the source has no row that could be read")
-    ordered = sort_by_user_and_time(encoded.interactions, ties=ties, seed=ties_seed)
-    distinct = drop_consecutive_repeats(ordered)
-    kept, n_rounds = keep_core(distinct, k_core)
-    if kept.is_empty():
+    rows = sort_by_user_and_time(rows, ties=ties, seed=ties_seed)
+    rows = drop_consecutive_repeats(rows)
+    n_repeats_dropped = n_rows_read - rows.height
+    rows, n_rounds = keep_core(rows, k_core)
+    if rows.is_empty():
         raise UserError(
-            f"none of {len(encoded.raw_users):,} users and {len(encoded.raw_items):,} items is "
-            f"left after filtering: no group of them has {k_core} interactions each (of "
-            f"{n_rows_read:,} rows); lower preprocess.k_core (0 switches it off)"
+            f"none of {len(raw_users):,} users and {len(raw_items):,} items is left after "
+            f"filtering: no group of them has {k_core} interactions each (of {n_rows_read:,} "
+            "rows); lower preprocess.k_core (0 switches it off)"
         )
-    users, user_ids = _renumber(kept["user_id"], encoded.raw_users, "user")
-    items, item_ids = _renumber(kept["item_id"], encoded.raw_items, "item")
-    interactions = pl.DataFrame([users, items, kept["timestamp"]])
+    users, user_ids = _renumber(rows["user_id"], raw_users, "user")
+    items, item_ids = _renumber(rows["item_id"], raw_items, "item")
+    interactions = pl.DataFrame([users, items, rows["timestamp"]])
     report = FilterReport(
         n_rows_read=n_rows_read,
-        n_repeats_dropped=n_rows_read - distinct.height,
+        n_repeats_dropped=n_repeats_dropped,
         n_rounds=n_rounds,
         **_size(interactions, ticks_per_second),
     )
@@ -126,8 +131,28 @@ def sort_by_user_and_time(
     if ties not in ("source", "shuffled"):
         raise ValueError(f"ties must be 'source' or 'shuffled', not {ties!r}")
     if ties == "shuffled":
-        position = seeded_hash(np.arange(interactions.height), seed)
-        interactions = interactions.select(pl.all().sort_by(pl.Series(position)))
+        interactions = interactions.with_row_index("position")
+    # Block by block of users: sorting needs several times the memory of what it sorts.
+    user = pl.col("user_id")
+    blocks = []
+    for first, last in _blocks_of_users(interactions["user_id"].to_numpy()):
+        block = interactions.filter(user.is_between(first, last))
+        if ties == "shuffled":
+            shuffled = pl.Series(seeded_hash(block["position"].to_numpy(), seed))
+            block = block.drop("position").select(pl.all().sort_by(shuffled))
+        blocks.append(_stably_sorted(block))
+    return pl.concat(blocks, rechunk=False)
+
+
+def _blocks_of_users(users: np.ndarray) -> Iterator[tuple[int, int]]:
+    """First and last user of blocks of about ``BLOCK_ROWS`` rows, in order."""
+    block = np.cumsum(_count(users, _n_codes(users))) // BLOCK_ROWS
+    last = np.append(np.flatnonzero(np.diff(block)), len(block) - 1)
+    first = np.append(0, last[:-1] + 1)
+    return zip(first.tolist(), last.tolist(), strict=True)
+
+
+def _stably_sorted(interactions: pl.DataFrame) -> pl.DataFrame:
     first, last = interactions["timestamp"].min(), interactions["timestamp"].max()
     span = last - first + 1
     if (interactions["user_id"].max() + 1) * span >= 2**63:
@@ -139,9 +164,8 @@ def sort_by_user_and_time(
 
 def drop_consecutive_repeats(interactions: pl.DataFrame) -> pl.DataFrame:
     """Of neighbouring rows with one user and one item keep the first: i, i, j becomes i, j."""
-    columns = pl.col("user_id", "item_id")
-    is_new = pl.any_horizontal(columns != columns.shift()).fill_null(True)
-    return interactions.filter(is_new)
+    users, items = (interactions[column].to_numpy() for column in ("user_id", "item_id"))
+    return interactions.filter(pl.Series(_is_new(users, items)))
 
 
 def keep_core(interactions: pl.DataFrame, k_core: int) -> tuple[pl.DataFrame, int]:
@@ -155,27 +179,47 @@ def keep_core(interactions: pl.DataFrame, k_core: int) -> tuple[pl.DataFrame, in
 
     Returns the rows kept and the number of rounds that removed something.
     """
+    users = interactions["user_id"].to_numpy()
+    items = interactions["item_id"].to_numpy()
+    n_users, n_items = _n_codes(users), _n_codes(items)
+    is_kept = np.ones(len(users), dtype=bool)
     n_rounds = 0
     while True:
-        n_before = interactions.height
-        for column in ("user_id", "item_id"):
-            interactions = _drop_rare(interactions, column, k_core)
-        if interactions.height == n_before:
-            return interactions, n_rounds
-        interactions = drop_consecutive_repeats(interactions)
+        is_frequent = (_count(users, n_users) >= k_core)[users]
+        is_frequent &= (_count(items[is_frequent], n_items) >= k_core)[items]
+        if is_frequent.all():
+            return interactions.filter(pl.Series(is_kept)), n_rounds
+        users, items = users[is_frequent], items[is_frequent]
+        is_kept[is_kept] = is_frequent
+        is_new = _is_new(users, items)
+        users, items = users[is_new], items[is_new]
+        is_kept[is_kept] = is_new
         n_rounds += 1
 
 
-def _drop_rare(interactions: pl.DataFrame, column: str, minimum: int) -> pl.DataFrame:
-    ids = interactions[column].to_numpy()
-    counts = np.bincount(ids)
-    is_rare = (counts > 0) & (counts < minimum)
-    return interactions.filter(~is_rare[ids]) if is_rare.any() else interactions
+def _is_new(users: np.ndarray, items: np.ndarray) -> np.ndarray:
+    """Mask of the rows that do not repeat the row before."""
+    is_new = np.ones(len(users), dtype=bool)
+    is_new[1:] = (users[1:] != users[:-1]) | (items[1:] != items[:-1])
+    return is_new
+
+
+def _n_codes(codes: np.ndarray) -> int:
+    return int(codes.max()) + 1 if len(codes) else 0
+
+
+def _count(codes: np.ndarray, n_codes: int) -> np.ndarray:
+    """How often each of 0 … n_codes - 1 occurs."""
+    counts = np.zeros(n_codes, dtype=np.int64)
+    # Part by part, because bincount widens all that it is given to 8 bytes.
+    for start in range(0, len(codes), BLOCK_ROWS):
+        counts += np.bincount(codes[start : start + BLOCK_ROWS], minlength=n_codes)
+    return counts
 
 
 def _renumber(codes: pl.Series, raw_ids: pl.Series, kind: str) -> tuple[pl.Series, pl.DataFrame]:
     """Number the codes that occur from 1, in order; return the new column and its id table."""
-    occurs = np.bincount(codes.to_numpy(), minlength=len(raw_ids)) > 0
+    occurs = _count(codes.to_numpy(), len(raw_ids)) > 0
     dense = np.cumsum(occurs, dtype=np.int32)
     ids = pl.DataFrame({"raw_id": raw_ids.filter(pl.Series(occurs))}).select(
         kind=pl.lit(kind), id=pl.int_range(1, pl.len() + 1, dtype=pl.Int32), raw_id="raw_id"
