@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from lastclick.data.raw_formats import Delimited, Recbole
 from lastclick.data.rejects import Rejects
 from lastclick.data.text_lines import Block, read_blocks
 from lastclick.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 
 def read_delimited(path: Path, raw: Delimited, rejects: Rejects) -> Iterator[pl.DataFrame]:
@@ -136,8 +139,9 @@ class _Table:
     def _without_cut_row(self, rows: pl.DataFrame, block: Block, rejects: Rejects) -> pl.DataFrame:
         """Leave out a last row that has no line end and may have lost part of its last field.
 
-        Editors leave the last line end out, too; where the last field has the same width in all
-        rows (times do, as a rule) a shorter one would show, and the row is taken.
+        Editors leave the last line end out, too. Where the last field has the same width in all
+        rows (times do, as a rule) a cut one would be shorter, unless it was the first longer one:
+        such a row is taken, with a warning.
         """
         last_line = block.first_line + block.text.count("\n")
         in_doubt = block.unterminated and not block.text.endswith(self._raw.quote or "\n")
@@ -150,6 +154,12 @@ class _Table:
             return rows
         width = rows[self._last].str.len_bytes()[-1]
         if self._last_widths == (width, width):
+            logger.warning(
+                "%s ends without a line end; if it is complete, all is well, but if it was cut "
+                "short its last line (%d) may have lost something",
+                self._path,
+                last_line,
+            )
             return rows
         rejects.add(
             last_line,

@@ -10,15 +10,13 @@ from pathlib import Path
 
 import polars as pl
 
+from lastclick.data.parquet_footer import check_footer
 from lastclick.data.raw_formats import Parquet
 from lastclick.data.rejects import SHOWN, Rejects
 from lastclick.data.timestamps import TICKS, TimeReader, number_size
 from lastclick.errors import UserError
 
 _TEXT = (pl.String, pl.Categorical, pl.Enum)
-# Three honest columns take some bits a row at the very least; a footer that claims more rows than
-# this per byte was made to exhaust memory.
-MAX_ROWS_PER_BYTE = 64
 BATCH_ROWS = 500_000
 
 
@@ -35,8 +33,8 @@ class ParquetScan:
 def open_parquet(path: Path, raw: Parquet) -> pl.LazyFrame:
     """The wanted columns as ``user``, ``item`` (String, Int64 or UInt64) and ``time`` (as it is).
 
-    Raises UserError for a file that is no Parquet or is damaged, that lacks a column or claims
-    more rows than its size allows, or whose ids are neither text nor integers.
+    Raises UserError for a file that is no Parquet or is damaged, that lacks a column, whose footer
+    contradicts itself, or whose ids are neither text nor integers.
     """
     with explained(path):
         table = pl.scan_parquet(path, glob=False)
@@ -49,9 +47,7 @@ def open_parquet(path: Path, raw: Parquet) -> pl.LazyFrame:
                 )
                 names = ", ".join(map(repr, schema.names()))
                 raise UserError(f"{path} has no column {name!r}, but {names}; {hint}")
-        n_rows, n_bytes = table.select(pl.len()).collect().item(), path.stat().st_size
-        if n_rows > MAX_ROWS_PER_BYTE * n_bytes:
-            raise UserError(f"{path} claims {n_rows:,} rows in {n_bytes:,} bytes: not credible")
+        check_footer(path, (raw.user, raw.item, raw.time))
         return table.select(
             user=_id(path, raw.user, schema[raw.user]),
             item=_id(path, raw.item, schema[raw.item]),

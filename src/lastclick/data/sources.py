@@ -127,20 +127,25 @@ def fetch(
     The folder appears, or is replaced, only when everything in it is complete and checked. Raises
     UserError when nothing works; the message has the reason for each source and what to do.
     """
+    # Beside the destination, which DVC tracks; partial downloads stay there for the next run.
     work = destination.with_name(f".{destination.name}.partial")
     staged = work / "new"
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
-    dropped = _dropped_file(dataset, incoming)
-    if dropped is not None:
-        provenance = _take_dropped(dropped, sources, staged)
-    else:
-        provenance = _first_that_works(dataset, sources, staged, work, incoming, policy)
-    _write_record(provenance, staged)
-    if destination.exists():
-        shutil.rmtree(destination)
-    os.replace(staged, destination)
-    shutil.rmtree(work)
+    try:
+        dropped = _dropped_file(dataset, incoming)
+        if dropped is not None:
+            provenance = _take_dropped(dropped, sources, staged)
+        else:
+            provenance = _first_that_works(dataset, sources, staged, work, incoming, policy)
+        _write_record(provenance, staged)
+        if destination.exists():
+            shutil.rmtree(destination)
+        os.replace(staged, destination)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+        if not any(work.glob("*.part")):
+            shutil.rmtree(work)
     return provenance
 
 
@@ -269,17 +274,13 @@ def _first_that_works(
         except (DownloadFailed, UserError) as error:
             failures.append(f"  {describe(source)}: {error}")
             logger.warning("%s: not from %s: %s", dataset, describe(source), error)
-    tried = (
-        "no source of data set {!r} worked:\n{}"
-        if failures
-        else "data set {!r} has to be fetched by hand.{}"
+    problem = "no source worked:" if failures else "it has to be fetched by hand."
+    by_hand = (
+        "Put the original file, or a Parquet or CSV file with the columns user_id, item_id, "
+        f"timestamp, at {incoming / dataset}.<extension> and run again."
     )
-    by_hand = [
-        *instructions,
-        f"Put the original file, or a Parquet or CSV file with the columns user_id, item_id, "
-        f"timestamp, at {incoming / dataset}.<extension>, and run again.",
-    ]
-    raise UserError("\n".join([tried.format(dataset, "\n".join(failures)), *by_hand]))
+    lines = [f"data set {dataset!r}: {problem}", *failures, *instructions, by_hand]
+    raise UserError("\n".join(lines))
 
 
 def describe(source: UrlSource | WheelSource | FileSource) -> str:
