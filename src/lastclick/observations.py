@@ -76,8 +76,8 @@ def summarise(
     users for all metrics and seeds, so the interval is over users with the trained models as they
     are. ``spread`` is the sample standard deviation over seeds (absent for one seed).
 
-    Returns path -> {value, low, high, n_users, by_seed, spread?}; a metric that no user has weight
-    in, or that a bootstrap draw can empty, is left out rather than reported as NaN.
+    Returns path -> {value, low, high, n_users, by_seed, spread?}; a metric in which, under some
+    seed, no user has weight is left out rather than reported as NaN.
     """
     if not per_seed or all(frame.is_empty() for frame in per_seed):
         raise UserError("there is nobody to evaluate: the evaluation partition holds no users")
