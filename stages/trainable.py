@@ -67,4 +67,5 @@ class Trainable:
             seed=seed,
             fabric=self.fabric,
             cell=CHECKPOINTS / self.dataset / self.model / str(seed) / f"dropout-{dropout:g}",
+            label=f"{self.dataset} {self.model} seed {seed} dropout {dropout:g}",
         )

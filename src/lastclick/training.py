@@ -175,13 +175,15 @@ def fit(
     fabric: Fabric,
     cell: Path | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    label: str | None = None,
 ) -> Fitted:
     """Train a model to early stopping and return the weights of its best epoch.
 
     ``fabric`` is what ``launch`` returned for ``settings.precision``.
     ``training`` and ``validation`` hold items of a catalogue 1..``n_items``. ``cell``, where given,
     is the folder of its checkpoints: an interrupted training of the same model, parameters, data
-    and code is continued, and a finished one returned at once.
+    and code is continued, and a finished one returned at once. ``label`` names the training in
+    its progress bar.
 
     Raises UserError when there is nothing to train or to validate on, when the loss or every
     validation score stops being a number, when memory runs out, and while another process trains
@@ -201,6 +203,7 @@ def fit(
     job = _Job(
         model_name, config, training.take(usable),
         validation.sample(settings.validation_users, seed), n_items, settings, seed, fabric,
+        label or model_name,
     )  # fmt: skip
     checkpoints = None if cell is None else Checkpoints(cell, job.identity())
     with _only_writer(checkpoints, fabric), _explained_memory(job):
@@ -227,6 +230,7 @@ class _Job:
     settings: Settings
     seed: int
     fabric: Fabric
+    label: str
 
     def identity(self) -> str:
         """A hash of all that the result depends on, and of nothing about where it is computed."""
@@ -561,8 +565,8 @@ class _Display:
     def start_epoch(self, progress: _Progress) -> None:
         self.started = time.monotonic()
         self.steps_before = progress.step
-        name, n_epochs = self.job.model_name, self.job.settings.max_epochs
-        self.bar.set_description_str(f"{name} epoch {progress.epoch}/{n_epochs}", refresh=False)
+        epoch = f"epoch {progress.epoch}/{self.job.settings.max_epochs}"
+        self.bar.set_description_str(f"{self.job.label} {epoch}", refresh=False)
         self._show()
         self.bar.reset()
         self.bar.update(progress.step)
@@ -600,7 +604,7 @@ class _Display:
         self.bar.close()
         if self.job.fabric.is_global_zero:
             print(
-                f"{self.job.model_name}: {len(progress.history)} epochs, loss {self.loss}, "
+                f"{self.job.label}: {len(progress.history)} epochs, loss {self.loss}, "
                 f"best validation NDCG@{K} {self.best}",
                 file=sys.stderr,
             )
