@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import stat
 import zipfile
@@ -80,7 +81,7 @@ def _opened(archive: Path) -> zipfile.ZipFile:
         raise UserError(f"{archive} is not a whole zip archive: {error}") from None
     for name in opened.namelist():
         path = PurePosixPath(name.replace("\\", "/"))
-        if path.is_absolute() or ".." in path.parts or ":" in path.parts[:1]:
+        if path.is_absolute() or ".." in path.parts or re.match("[A-Za-z]:", name):
             opened.close()
             raise UserError(f"{archive}: the name {name!r} leads out of its folder: refused")
     return opened

@@ -38,7 +38,8 @@ class _Interrupted(Exception):
 
 def is_public(address: str) -> bool:
     """Whether an IP address belongs to the public internet."""
-    return ipaddress.ip_address(address.split("%")[0]).is_global
+    found = ipaddress.ip_address(address.split("%")[0])
+    return (getattr(found, "ipv4_mapped", None) or found).is_global
 
 
 @dataclass(frozen=True)
@@ -207,18 +208,29 @@ def _open(
                 stream=True,
                 allow_redirects=False,
                 timeout=(policy.connect_seconds, policy.read_seconds),
+                verify=policy.ca_bundle and str(policy.ca_bundle),
             )
         except requests.exceptions.SSLError as error:
-            raise DownloadFailed(f"{url}: the certificate is not trusted: {error}") from None
+            reason = f"its certificate is not trusted ({_cause(error)})"
+            raise DownloadFailed(f"cannot connect to {urlsplit(url).netloc}: {reason}") from None
         except requests.exceptions.Timeout:
-            raise DownloadFailed(f"{url}: no answer in time") from None
+            raise DownloadFailed(f"{urlsplit(url).netloc} did not answer in time") from None
         except requests.exceptions.RequestException as error:
-            raise DownloadFailed(f"cannot connect to {urlsplit(url).netloc} ({error})") from None
+            reason = _cause(error)
+            raise DownloadFailed(f"cannot connect to {urlsplit(url).netloc}: {reason}") from None
+        except ValueError as error:
+            raise DownloadFailed(f"{url} redirects to what is no address: {error}") from None
         if not response.is_redirect:
             return response
         response.close()
         url = urljoin(url, response.headers["Location"])
     raise DownloadFailed(f"more than {MAX_REDIRECTS} redirects")
+
+
+def _cause(error: requests.exceptions.RequestException) -> str:
+    """The system's words, without those of the layers above it."""
+    inner = error.args[0] if error.args else error
+    return str(getattr(inner, "reason", inner)).rpartition(": ")[2]
 
 
 def _check_address(url: str, policy: Policy) -> None:
@@ -276,6 +288,4 @@ class _GuardedAdapter(HTTPAdapter):
 def _session(policy: Policy) -> requests.Session:
     session = requests.Session()
     session.mount("https://", _GuardedAdapter(policy))
-    if policy.ca_bundle is not None:
-        session.verify = str(policy.ca_bundle)
     return session
