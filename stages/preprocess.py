@@ -10,8 +10,8 @@ from pydantic import RootModel
 from lastclick import params, tables
 from lastclick.data.filtering import compare_with_expected, preprocess
 from lastclick.data.formats import read_interactions, sample_users
+from lastclick.data.provenance import read_provenance
 from lastclick.data.raw_formats import RawFormat
-from lastclick.data.sources import read_provenance
 from stages.command import run
 
 FOLDER = Path("data/interactions")
@@ -50,7 +50,9 @@ def main(dataset: str) -> None:
     )
     if definition.expected:
         for difference in compare_with_expected(found.report, **definition.expected.model_dump()):
-            print(f"warning: {dataset}: {difference} (datasets.{dataset}.expected)", file=sys.stderr)
+            print(
+                f"warning: {dataset}: {difference} (datasets.{dataset}.expected)", file=sys.stderr
+            )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from lastclick.data.archives import UnpackLimits, extract_member, member_names
 from lastclick.data.https import DownloadFailed, Policy, download, is_public
-from lastclick.data.sources import Source, fetch, read_provenance
+from lastclick.data.provenance import read_provenance
+from lastclick.data.sources import Source, fetch
 from lastclick.errors import UserError
 
 SOURCES = TypeAdapter(tuple[Source, ...])

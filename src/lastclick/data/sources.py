@@ -7,7 +7,6 @@ one after the other. What is accepted is whole and checked, or nothing is.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -16,21 +15,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Discriminator, StringConstraints, Tag, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Discriminator, StringConstraints, Tag
 
 from lastclick.data.archives import extract_member, member_names
 from lastclick.data.canonical import canonical_format
 from lastclick.data.https import DownloadFailed, Policy, download
+from lastclick.data.provenance import RECORD, Provenance, write_provenance
 from lastclick.data.raw_formats import RawFormat
 from lastclick.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-RECORD = "source.json"
 _LAYOUTS = ("parquet", "csv", "tsv", "txt", "dat", "data", "json", "jsonl", "ndjson", "inter")
 _DROPPABLE = re.compile(rf"\.(?:zip|parquet|(?:{'|'.join(_LAYOUTS[1:])})(?:\.(?:gz|zst))?)$")
 _PIP_SECONDS = 600
@@ -101,20 +99,6 @@ Source = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Provenance:
-    """What lies in ``data/raw/<dataset>`` and where it came from.
-
-    ``file`` is its name there; ``raw`` its layout, where that is not the data set's own.
-    """
-
-    source: str
-    file: str
-    sha256: str
-    size: int
-    raw: RawFormat | None
-
-
 def fetch(
     dataset: str,
     sources: Sequence[Source],
@@ -138,7 +122,7 @@ def fetch(
             provenance = _take_dropped(dropped, sources, staged)
         else:
             provenance = _first_that_works(dataset, sources, staged, work, incoming, policy)
-        _write_record(provenance, staged)
+        write_provenance(provenance, staged)
         if destination.exists():
             shutil.rmtree(destination)
         os.replace(staged, destination)
@@ -147,28 +131,6 @@ def fetch(
         if not any(work.glob("*.part")):
             shutil.rmtree(work)
     return provenance
-
-
-def read_provenance(folder: Path) -> Provenance:
-    """What ``fetch`` recorded in ``folder``; raises UserError when there is no such record."""
-    try:
-        content = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{folder} holds no {RECORD}: run the download stage first") from None
-    raw = content.pop("raw")
-    layout = None if raw is None else TypeAdapter(RawFormat).validate_python(raw)
-    return Provenance(**content, raw=layout)
-
-
-def _write_record(provenance: Provenance, folder: Path) -> None:
-    content = {
-        "source": provenance.source,
-        "file": provenance.file,
-        "sha256": provenance.sha256,
-        "size": provenance.size,
-        "raw": provenance.raw and provenance.raw.model_dump(mode="json", exclude_defaults=True),
-    }
-    (folder / RECORD).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _provenance(file: Path, source: str, raw: RawFormat | None) -> Provenance:
