@@ -27,12 +27,13 @@ test: setup
 lint: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-# Pins anew from requirements.in (needs pip-tools).
+# Pins anew from requirements.in. The build tag that a local torch adds (+cpu) is dropped.
 lock: setup
 	$(BIN)/python -m pip install --quiet pip-tools
-	$(BIN)/pip-compile --quiet --no-header --no-annotate --strip-extras --no-emit-options \
-	  --no-emit-index-url --no-emit-find-links --upgrade -o requirements.lock requirements.in
-	sed -i 's/^\(torch==[0-9.]*\)+.*/\1/' requirements.lock
+	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-annotate --no-emit-options \
+	  --no-emit-index-url --no-emit-find-links --output-file .lock.tmp requirements.in
+	{ sed -n '/^#/p' requirements.lock; sed '/^#/d; s/^\(torch==[0-9.]*\)+.*/\1/' .lock.tmp; } > .lock.new
+	mv .lock.new requirements.lock && rm .lock.tmp
 
 clean:
 	rm -rf $(VENV)
