@@ -42,7 +42,7 @@ def workspace(tmp_path, monkeypatch) -> Path:
     params["dropout"] = {"grid": [0.5, 0.1], "datasets": [], "models": []}
     params["compute"] |= {"device": "cpu", "threads": 1}
     params["models"]["sasrec"] |= {"hidden_size": 8, "inner_size": 24, "max_length": 11}
-    params["datasets"] = {"tiny": {"raw": {"kind": "recbole"}, "filter_seen": True}}
+    params["datasets"] = {"tiny": {"sources": [], "raw": {"kind": "recbole"}, "filter_seen": True}}
     write_params(params)
 
     whole = sequences()
@@ -135,3 +135,24 @@ def test_a_slip_in_the_models_section_is_named(workspace):
     write_params(params)
     with pytest.raises(UserError, match=r"models\.sasrec\.hiden_size: unknown key"):
         train.main("tiny", "sasrec", 17)
+
+
+@pytest.mark.slow
+def test_several_devices_write_one_model(workspace):
+    params = read_params()
+    params["compute"]["devices"] = 2
+    write_params(params)
+    choose_dropout.main("tiny", "sasrec")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "stages.train", "tiny", "sasrec", "17"]
+    subprocess.run(command, cwd=workspace, env=environment, check=True, timeout=120)
+    folder = Path("models/tiny/sasrec/17")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json",
+        "history.csv",
+        "model.safetensors",
+    ]
+    assert (
+        len(pl.read_csv(folder / "history.csv"))
+        == read("models/tiny/sasrec/17/config.json")["n_epochs"]
+    )
