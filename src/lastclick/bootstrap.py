@@ -85,7 +85,7 @@ def _drawn_sums(columns: np.ndarray, draws: int, seed: int) -> np.ndarray:
     for start in range(0, draws, len(counts)):
         part = counts[: draws - start]
         for count in part:
-            count[:] = np.bincount(rng.integers(0, n_users, n_users), minlength=n_users)
+            count[:] = np.bincount(rng.integers(0, n_users, n_users, np.int32), minlength=n_users)
         np.matmul(part, columns.T, out=sums[start : start + len(part)])
     return sums
 
