@@ -116,7 +116,7 @@ def browser_page(executable: str) -> Iterator[Page]:
         open(commands, "wb") as writer,
         open(answers, "rb") as reader,
         subprocess.Popen(
-            ["bash", "-c", script, executable, *_FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            ["bash", "-c", script, executable, *_FLAGS, f"--user-data-dir={profile}"],
             pass_fds=(command_end, answer_end),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -127,8 +127,8 @@ def browser_page(executable: str) -> Iterator[Page]:
         os.close(answer_end)
         page = Page(writer, reader)
         try:
-            targets = page.call("Target.getTargets")["targetInfos"]
-            target = next(info["targetId"] for info in targets if info["type"] == "page")
+            # A tab of our own: the first one may still be loading the browser's start page.
+            target = page.call("Target.createTarget", url="about:blank")["targetId"]
             attached = page.call("Target.attachToTarget", targetId=target, flatten=True)
             page.session = attached["sessionId"]
             for domain in ("Page", "Runtime", "Log", "Network"):

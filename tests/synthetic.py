@@ -6,7 +6,7 @@ direction of every effect), so that figures and the report can be looked at with
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,21 +58,23 @@ def write_run(
     models: Sequence[str] = ("gru4rec", "sasrec"),
     seeds: Sequence[int] = (17,),
     bootstrap_draws: int = 200,
+    formats: Sequence[str] = ("svg", "png"),
+    made_up: Mapping[str, DataSet] = DATA_SETS,
 ) -> None:
     """Write params.yaml and everything that the stage ``tables`` reads, under ``root``."""
     attention_models = [model for model in models if model in LAYERED]
-    (root / "params.yaml").write_text(
-        yaml.safe_dump(parameters(datasets, models, attention_models, seeds, bootstrap_draws))
-    )
+    settings = parameters(datasets, models, attention_models, seeds, bootstrap_draws)
+    settings["plots"]["formats"] = list(formats)
+    (root / "params.yaml").write_text(yaml.safe_dump(settings))
     for dataset in datasets:
-        _write_counts(root, dataset)
+        _write_counts(root, dataset, made_up[dataset])
         for model in models:
             tables.write_json(
                 {"dropout": 0.3, "chosen_on": "params", "grid": []},
                 root / "tuning" / dataset / f"{model}.json",
             )
             for seed in seeds:
-                _write_cell(root, dataset, model, seed)
+                _write_cell(root, dataset, made_up[dataset], model, seed)
 
 
 def parameters(
@@ -109,8 +111,7 @@ def _definition(dataset: str) -> dict[str, Any]:
     }
 
 
-def _write_counts(root: Path, dataset: str) -> None:
-    made_up = DATA_SETS[dataset]
+def _write_counts(root: Path, dataset: str, made_up: DataSet) -> None:
     users, items = made_up.n_users * 4, made_up.n_users * 2 + 7
     interactions = round(users * made_up.mean_length)
     tables.write_json(
@@ -131,7 +132,7 @@ def _write_counts(root: Path, dataset: str) -> None:
             "t_validation": 1.37e9,
             "n_train_interactions": round(interactions * 0.8),
             "n_train_users": round(users * 0.9),
-            "n_validation_users": made_up.n_users - 53,
+            "n_validation_users": made_up.n_users,
             "n_test_users": made_up.n_users,
             "n_test_skipped": 3,
             "mean_test_holdout": 3.25,
@@ -140,15 +141,15 @@ def _write_counts(root: Path, dataset: str) -> None:
     )
 
 
-def _write_cell(root: Path, dataset: str, model: str, seed: int) -> None:
+def _write_cell(root: Path, dataset: str, made_up: DataSet, model: str, seed: int) -> None:
     entropy = [*f"{dataset} {model}".encode(), seed]
     rng = np.random.default_rng(entropy)
     # The same users are easy for every model and seed, which is what pairing exploits.
-    easy = np.random.default_rng([*dataset.encode()]).normal(size=DATA_SETS[dataset].n_users + 53)
+    easy = np.random.default_rng([*dataset.encode()]).normal(size=2 * made_up.n_users)
     place = Path(dataset) / model / str(seed)
     _write_training(root / "models" / place, model, seed, rng)
 
-    shuffles = shuffle_scores(dataset, model, easy, rng)
+    shuffles = shuffle_scores(made_up, model, easy, rng)
     facts = {
         "by_order_seed": accuracy_by_order_seed(shuffles),
         "coverage": {str(k): 1 - float(np.exp(-k / 61)) for k in KS},
@@ -158,7 +159,7 @@ def _write_cell(root: Path, dataset: str, model: str, seed: int) -> None:
     if model not in LAYERED:
         return
 
-    scales = scale_scores(dataset, model, easy, rng)
+    scales = scale_scores(made_up, model, easy, rng)
     _write_results(root, "scale", place, scale_observations(scales), {})
     _write_results(root, "non_final", place, non_final_observations(scales), {})
     _write_results(root, "recover", place, recover_observations(scales), base_set_size(scales))
@@ -172,10 +173,10 @@ def _write_cell(root: Path, dataset: str, model: str, seed: int) -> None:
     _write_results(
         root, "select", place, select_observations(test, chosen, oracle), {"choices": choices}
     )
-    ratios = decompose_observations(mixing_ratio_rows(dataset, rng))
+    ratios = decompose_observations(mixing_ratio_rows(made_up, rng))
     _write_results(root, "decompose", place, ratios, {})
     path = root / "results/decompose" / place.with_suffix(".heatmaps.parquet")
-    tables.write_table(heatmap_rows(dataset), path, tables.HEATMAPS)
+    tables.write_table(heatmap_rows(made_up), path, tables.HEATMAPS)
 
 
 def _write_results(
@@ -216,10 +217,9 @@ def _write_training(folder: Path, model: str, seed: int, rng: np.random.Generato
 
 
 def shuffle_scores(
-    dataset: str, model: str, easy: np.ndarray, rng: np.random.Generator
+    made_up: DataSet, model: str, easy: np.ndarray, rng: np.random.Generator
 ) -> pl.DataFrame:
     """Rows of SHUFFLES: the order of earlier items matters little to attention models."""
-    made_up = DATA_SETS[dataset]
     easy = easy[: made_up.n_users]
     taste = rng.normal(size=easy.size)
     reliance = RELIANCE[model]
@@ -252,10 +252,9 @@ def shuffle_scores(
 
 
 def scale_scores(
-    dataset: str, model: str, easy: np.ndarray, rng: np.random.Generator
+    made_up: DataSet, model: str, easy: np.ndarray, rng: np.random.Generator
 ) -> pl.DataFrame:
     """Rows of SCALES: a smaller residual mixes more, relies less on the last item, costs hits."""
-    made_up = DATA_SETS[dataset]
     parts = []
     for partition, users in (
         ("validation", easy[made_up.n_users :]),
@@ -303,9 +302,8 @@ def scale_scores(
     return pl.concat(_conform(part, tables.SCALES) for part in parts)
 
 
-def mixing_ratio_rows(dataset: str, rng: np.random.Generator) -> pl.DataFrame:
+def mixing_ratio_rows(made_up: DataSet, rng: np.random.Generator) -> pl.DataFrame:
     """Rows as ``lastclick.diagnostics.decompose.user_mixing_ratios`` gives them."""
-    made_up = DATA_SETS[dataset]
     n = made_up.n_users
     positions = np.maximum(2, rng.poisson(made_up.mean_length, size=n))
     parts = []
@@ -337,9 +335,8 @@ def mixing_ratio_rows(dataset: str, rng: np.random.Generator) -> pl.DataFrame:
     return pl.concat(parts)
 
 
-def heatmap_rows(dataset: str) -> pl.DataFrame:
+def heatmap_rows(made_up: DataSet) -> pl.DataFrame:
     """Rows of HEATMAPS: attention spreads over the past, the residual puts it on the diagonal."""
-    made_up = DATA_SETS[dataset]
     rows = []
     for layer in range(1, N_LAYERS + 1):
         for level in ("weights", "attn", "attn_res", "attn_res_ln"):

@@ -34,7 +34,7 @@ def figures(marks: pl.DataFrame) -> dict[str, Figure]:
     look_of = looks(in_order(marks, "model"))
     columns = min(_COLUMNS, len(datasets))
     rows = -(-len(datasets) // columns)
-    figure, axes = panels(rows, columns, width=max(3.5, 7.6 / columns), height=2.8)
+    figure, axes = panels(rows, columns, width=max(3.9, 7.6 / columns), height=2.8)
     for panel, dataset in zip(axes.flat, datasets, strict=False):
         part = marks.filter(dataset=dataset)
         sizes = []
@@ -44,7 +44,7 @@ def figures(marks: pl.DataFrame) -> dict[str, Figure]:
             if not of_model.is_empty():
                 sizes.append(f"{title(model)} {of_model['base_set'][0]:,.0f}")
         heading(panel, title(dataset))
-        panel.set_title(f"base set: {', '.join(sizes)}", fontsize=8.5)
+        panel.set_title(f"base set: {', '.join(sizes)}", fontsize=8)
         panel.axvline(1, color=INK, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
         panel.set_ylim(bottom=0)
         panel.margins(x=0.03)

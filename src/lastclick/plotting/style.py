@@ -174,6 +174,9 @@ def save(figures: Mapping[str, Figure], folder: Path, formats: Sequence[str], dp
     metadata = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
     with settings():
         for name, figure in figures.items():
+            # Laid out once, not again for every format.
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")
             for kind in formats:
                 path = folder / f"{name}.{kind}"
                 figure.savefig(path, format=kind, dpi=dpi, metadata=metadata[kind])

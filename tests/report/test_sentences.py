@@ -1,0 +1,302 @@
+"""Sentences and warnings of the report, from numbers that are known."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import polars as pl
+import pytest
+
+from lastclick.report.answer import Answer, answers, paragraph, short_answer
+from lastclick.report.cautions import cautions
+from lastclick.report.numbers import Estimate, Numbers, listing, percent, percents, plural
+from lastclick.report.readings import published_readings, recovery_readings, scaling_readings
+from lastclick.tabulation.contents import TABLES
+from lastclick.tabulation.layout import counted, measured
+from lastclick.tabulation.published import load_published
+
+SETTINGS = {
+    "run": {"datasets": ["toys"], "models": ["sasrec"], "seeds": [17, 19]},
+    "evaluation": {"bootstrap_draws": 2000},
+    "preprocess": {"ties": "source"},
+    "split": {
+        "protocol": "global_time", "quantile": 0.9, "target": "last", "validation": "global_time"
+    },
+}  # fmt: skip
+PUBLISHED = load_published()
+
+
+def finding(value: float, half: float = 0.01, n_users: int = 5003) -> dict[str, Any]:
+    return {
+        "value": value, "low": value - half, "high": value + half, "n_users": n_users,
+        "by_seed": [value],
+    }  # fmt: skip
+
+
+def numbers_of(**rows: list[dict[str, Any]]) -> Numbers:
+    """All tables, those not given empty."""
+    return Numbers({name: layout.frame(rows.get(name, [])) for name, (layout, _) in TABLES.items()})
+
+
+def estimate(value: float, half: float = 0.01) -> Estimate:
+    return Estimate(value, value - half, value + half, 5003)
+
+
+def answer(
+    model: str, gap: float, half: float = 0.01, dataset: str = "toys", **more: Any
+) -> Answer:
+    fields = {
+        "first_is_last": estimate(gap + 0.05), "first_is_second_last": estimate(0.05),
+        "gap": estimate(gap, half), "kept_by_partial": None, "kept_by_full": None,
+        "mixing_attention": None, "mixing_block": None,
+    }  # fmt: skip
+    return Answer(dataset, model, **fields | more)
+
+
+def test_words_for_numbers():
+    assert percent(0.8249) == "82%"
+    assert percent(0.0312) == "3.1%"
+    assert percent(-0.0312) == "−3.1%"
+    assert percent(0.1164, 1) == "11.6%"
+    assert percents([0.72, 0.83, 0.8]) == "72% to 83%"
+    assert percents([0.721, 0.724]) == "72%"
+    assert listing(["a", "b", "c"]) == "a, b and c"
+    assert listing(["a"]) == "a"
+    assert plural(1, "miss", "misses") == "1 miss"
+    assert plural(1209, "user") == "1,209 users"
+    assert estimate(-0.012).signed() == "−0.0120 (−0.0220 to −0.0020)"
+    assert estimate(0.82).percent() == "82% (81% to 83%)"
+
+
+@pytest.mark.parametrize(
+    ("gap", "half", "word"),
+    [
+        (0.77, 0.01, "strongly"),
+        (0.505, 0.01, "partly"),  # the interval reaches below a half
+        (0.3, 0.01, "partly"),
+        (0.195, 0.01, "partly"),  # the interval reaches above a fifth
+        (0.05, 0.01, "little"),
+        (-0.02, 0.01, "little"),
+    ],
+)
+def test_reliance_goes_by_the_interval_and_not_by_the_value(gap, half, word):
+    assert answer("sasrec", gap, half).reliance == word
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ([answer("sasrec", 0.8)], "Yes, mostly: SASRec leans strongly on the last item."),
+        ([answer("gru4rec", 0.0)], "No: GRU4Rec leans but little on the last item."),
+        (
+            [answer("gru4rec", 0.0), answer("sasrec", 0.8), answer("duorec", 0.7)],
+            "That depends: SASRec and DuoRec lean strongly on the last item; GRU4Rec leans but "
+            "little on the last item.",
+        ),
+        (
+            [answer("sasrec", 0.8), answer("sasrec", 0.3, dataset="beauty")],
+            "That depends: how far SASRec does so depends on the data set.",
+        ),
+        (
+            [answer("sasrec", 0.8), answer("sasrec", 0.9, dataset="beauty")],
+            "Yes, mostly: SASRec leans strongly on the last item on every data set.",
+        ),
+        (
+            [Answer("toys", "sasrec", *[None] * 7)],
+            "This run cannot say: the reliance on the last item could not be measured.",
+        ),
+    ],
+)
+def test_the_short_answer(found, expected):
+    assert short_answer(found) == expected
+
+
+def test_the_paragraph_says_what_is_kept_and_what_is_mixed():
+    found = [
+        answer(
+            "sasrec", 0.78, kept_by_partial=estimate(0.91), kept_by_full=estimate(0.33),
+            mixing_attention=estimate(0.778), mixing_block=estimate(0.116),
+        )
+    ]  # fmt: skip
+
+    assert paragraph("toys", found) == [
+        "SASRec leans strongly on the last item: it is itself the first recommendation for 83% of "
+        "the test sequences, the item before it for 5.0%. With everything before the last item "
+        "shuffled, 91% of HR@10 is kept; with the last item shuffled along, 33%.",
+        "Inside SASRec, attention alone takes 78% of its output from other positions; once the "
+        "residual is added and normalised, 12% is left (norm of sum, mean over positions and "
+        "layers).",
+    ]
+    assert paragraph("beauty", found) == []
+
+
+def test_answers_are_read_from_the_tables():
+    keys = {"dataset": "toys", "model": "sasrec"}
+    numbers = numbers_of(
+        last_item=[
+            {**keys, "metric": metric, **measured(finding(value))}
+            for metric, value in (("HRLI@1", 0.83), ("HRL2I@1", 0.06), ("HRLI@1 − HRL2I@1", 0.77))
+        ],
+        shuffle=[
+            {**keys, "metric": metric, "order": order, **measured(finding(value))}
+            for metric, order, value in (
+                ("HR@10", "partial share", 0.9), ("NDCG@10", "partial share", 0.8),
+                ("HR@10", "full share", 0.4),
+            )
+        ],
+        table2=[{**keys, "definition": "norm_of_sum", "level": "attn", "note": "not applicable"}],
+    )  # fmt: skip
+
+    (found,) = answers(numbers, ["toys"], ["sasrec"])
+
+    assert found.first_is_last.value == 0.83
+    assert found.gap.value == 0.77
+    assert found.kept_by_partial.value == 0.9
+    assert found.kept_by_full.value == 0.4
+    assert found.mixing_attention is None
+
+
+def test_a_run_with_nothing_to_warn_of():
+    assert cautions(numbers_of(), SETTINGS) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "expected"),
+    [
+        ("run", "seeds", [17], "One training seed"),
+        ("evaluation", "bootstrap_draws", 999, "only 999 bootstrap draws"),
+        ("preprocess", "ties", "shuffled", "random order"),
+        ("split", "target", "first", "differs from the published one in target"),
+    ],
+)
+def test_settings_that_call_for_care(section, key, value, expected):
+    settings = copy.deepcopy(SETTINGS)
+    settings[section][key] = value
+
+    (caution,) = cautions(numbers_of(), settings)
+
+    assert expected in caution
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "expected"),
+    [
+        ("splits", {"quantity": "test_users", **counted(166)}, "only 166 test users"),
+        ("splits", {"quantity": "test_users", **counted(999)}, "moves a hit rate by 0.0010"),
+        ("splits", {"quantity": "test_users", **counted(1000)}, None),
+        ("table1", {"quantity": "tie_share", **counted(0.47)}, "47% of neighbouring interactions"),
+        ("table1", {"quantity": "tie_share", **counted(0.09)}, None),
+        (
+            "table1",
+            {"quantity": "users", **counted(19411, 19412.0)},
+            "users 19,411 (published 19,412)",
+        ),
+        ("table1", {"quantity": "users", **counted(19412, 19412.0)}, None),
+        (
+            "shuffle",
+            {"model": "sasrec", "metric": "HR@10", "order": "partial share",
+             **measured(finding(0.9, n_users=29))},
+            "SASRec on Toys (29)",
+        ),
+        (
+            "recovery",
+            {"model": "sasrec", "layers": "all", "alpha": "1", "metric": "base set",
+             **counted(99.0)},
+            "SASRec on Toys (99)",
+        ),
+        (
+            "recovery",
+            {"model": "sasrec", "layers": "all", "alpha": "1", "metric": "base set",
+             **counted(100.0)},
+            None,
+        ),
+        (
+            "recovery",
+            {"model": "sasrec", "layers": "all", "alpha": "0", "metric": "recovery",
+             **measured(None)},
+            "leaves out 1 number",
+        ),
+    ],
+)  # fmt: skip
+def test_numbers_that_call_for_care(table, row, expected):
+    found = cautions(numbers_of(**{table: [{"dataset": "toys", **row}]}), SETTINGS)
+
+    assert found == [] if expected is None else expected in found[0]
+
+
+def scaling_rows(metric: str, values: dict[str, float]) -> list[dict[str, Any]]:
+    keys = {"dataset": "toys", "model": "sasrec", "layers": "all"}
+    return [
+        {**keys, "alpha": alpha, "metric": metric, **measured(finding(value))}
+        for alpha, value in values.items()
+    ]
+
+
+def test_scaling_is_read_by_alpha_as_a_number_and_step_by_step():
+    numbers = numbers_of(
+        scaling=[
+            # Not in order on purpose: "10" comes before "2" only as text.
+            *scaling_rows("norm_of_sum", {"0": 0.9, "10": 0.01, "2": 0.1}),
+            *scaling_rows("HRLI@1", {"0": 0.3, "2": 0.9, "10": 0.85}),
+            *scaling_rows("HR@10", {"0": 0.02, "2": 0.05, "10": 0.04}),
+        ]
+    )
+
+    assert list(scaling_readings(numbers)) == [
+        "SASRec on Toys: as alpha grows from 0 to 10, the mixing ratio falls at every step (0.900 "
+        "to 0.010) and HRLI@1 rises at all but 1 step (30% to 85%); HR@10 is highest at alpha = 2."
+    ]
+
+
+def test_recovery_names_its_peak_its_base_set_and_its_price():
+    keys = {"dataset": "toys", "model": "sasrec", "layers": "all"}
+    numbers = numbers_of(
+        recovery=[
+            *scaling_rows("recovery", {"0.1": 0.21, "0.2": 0.26, "1": 0.0}),
+            {**keys, "alpha": "0.2", "metric": "base set", **counted(211.0)},
+        ],
+        scaling=scaling_rows("HR@10 − alpha 1", {"0.2": -0.012}),
+    )
+
+    assert list(recovery_readings(numbers, PUBLISHED)) == [
+        "SASRec on Toys: recovery is highest at alpha = 0.2, where 26% (25% to 27%) of 211 "
+        "recoverable misses become hits; over all users HR@10 changes by −0.0120 (−0.0220 to "
+        "−0.0020) there.",
+        "The published curves peak at alpha 0.1 to 0.3.",
+    ]
+
+
+def test_published_values_inside_and_the_nearer_definition():
+    keys = {"dataset": "toys", "model": "sasrec"}
+    numbers = numbers_of(
+        table2=[
+            {**keys, "definition": definition, "level": level,
+             **measured(finding(value), printed)}
+            for definition, level, value, printed in (
+                ("norm_of_sum", "attn", 0.775, 0.772), ("norm_of_sum", "attn_res", 0.15, 0.123),
+                ("sum_of_norms", "attn", 0.8, 0.772), ("sum_of_norms", "attn_res", 0.18, 0.123),
+            )
+        ]
+    )  # fmt: skip
+
+    assert list(published_readings(numbers, PUBLISHED)) == [
+        "Table 2. Mixing ratios: 1 of 4 published values within the interval of ours.",
+        "The printed mixing ratios lie nearer to norm of sum (mean distance 0.0150) than to sum of "
+        "norms (0.0425).",
+    ]
+
+
+def test_without_published_values_the_report_says_so():
+    (sentence,) = published_readings(numbers_of(), PUBLISHED)
+
+    assert "print no value" in sentence
+
+
+def test_a_cell_without_interval_is_no_estimate():
+    numbers = numbers_of(splits=[{"dataset": "toys", "quantity": "test_users", **counted(7)}])
+
+    assert numbers.estimate("splits", dataset="toys", quantity="test_users") is None
+    assert numbers.count("splits", dataset="toys", quantity="test_users") == 7
+    assert numbers.count("splits", dataset="beauty", quantity="test_users") is None
+    assert isinstance(numbers.tables["splits"], pl.DataFrame)
