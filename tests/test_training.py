@@ -17,6 +17,8 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from lightning_fabric import Fabric
 from safetensors.torch import load_file
 
@@ -108,6 +110,23 @@ def test_a_first_epoch_that_is_not_a_number_is_never_the_best():
     assert not stopping.update(1, math.nan)
     assert stopping.update(2, 0.0)
     assert stopping.best_epoch == 2
+
+
+@given(
+    values=st.lists(st.sampled_from([math.nan, 0.0, 0.25, 0.5, 0.75]), min_size=1),
+    patience=st.integers(1, 5),
+)
+def test_early_stopping_agrees_with_its_definition(values, patience):
+    stopping = EarlyStopping(patience)
+    taken = []
+    while not stopping.exhausted and len(taken) < len(values):
+        taken.append(values[len(taken)])
+        stopping.update(len(taken), taken[-1])
+    numbers = [value for value in taken if not math.isnan(value)]
+    assert stopping.best_value == (max(numbers) if numbers else None)
+    first_best = taken.index(max(numbers)) + 1 if numbers else 0
+    assert stopping.best_epoch == first_best
+    assert len(taken) == min(len(values), first_best + patience)
 
 
 def test_the_weights_returned_are_those_of_the_best_epoch(fabric, monkeypatch):
