@@ -11,15 +11,24 @@ import pytest
 from lastclick.report.answer import Answer, answers, paragraph, short_answer
 from lastclick.report.cautions import cautions
 from lastclick.report.numbers import Estimate, Numbers, listing, percent, percents, plural
-from lastclick.report.readings import published_readings, recovery_readings, scaling_readings
+from lastclick.report.readings import (
+    mixing_readings,
+    published_readings,
+    recovery_readings,
+    scaling_readings,
+)
 from lastclick.tabulation.contents import TABLES
 from lastclick.tabulation.layout import counted, measured
 from lastclick.tabulation.published import load_published
 
 SETTINGS = {
-    "run": {"datasets": ["toys"], "models": ["sasrec"], "seeds": [17, 19]},
+    "run": {
+        "datasets": ["toys"], "models": ["sasrec"], "attention_models": ["sasrec"],
+        "seeds": [17, 19],
+    },
     "evaluation": {"bootstrap_draws": 2000},
     "preprocess": {"ties": "source"},
+    "models": {"sasrec": {"block": "post_ln"}},
     "split": {
         "protocol": "global_time", "quantile": 0.9, "target": "last", "validation": "global_time"
     },
@@ -80,34 +89,66 @@ def test_words_for_numbers():
         (-0.02, 0.01, "little"),
     ],
 )
-def test_reliance_goes_by_the_interval_and_not_by_the_value(gap, half, word):
-    assert answer("sasrec", gap, half).reliance == word
+def test_the_word_for_the_gap_goes_by_its_interval_and_not_by_its_value(gap, half, word):
+    assert answer("sasrec", gap, half).echo == word
+
+
+@pytest.mark.parametrize(
+    ("partial", "full", "word"),
+    [
+        (0.95, 0.4, "last item"),
+        (0.95, 0.93, "none"),
+        (0.6, 0.3, "earlier too"),
+        (0.805, 0.4, "unclear"),  # the interval reaches below four fifths
+        (0.95, 0.795, "unclear"),  # the interval reaches above them
+    ],
+)
+def test_the_word_for_the_order_goes_by_what_shuffles_keep(partial, full, word):
+    kept = {"kept_by_partial": estimate(partial), "kept_by_full": estimate(full)}
+
+    assert answer("sasrec", 0.8, **kept).order == word
+
+
+LAST = {"kept_by_partial": estimate(0.95), "kept_by_full": estimate(0.4)}
+NONE = {"kept_by_partial": estimate(0.95), "kept_by_full": estimate(0.95)}
 
 
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        ([answer("sasrec", 0.8)], "Yes, mostly: SASRec leans strongly on the last item."),
-        ([answer("gru4rec", 0.0)], "No: GRU4Rec leans but little on the last item."),
         (
-            [answer("gru4rec", 0.0), answer("sasrec", 0.8), answer("duorec", 0.7)],
-            "That depends: SASRec and DuoRec lean strongly on the last item; GRU4Rec leans but "
-            "little on the last item.",
+            [answer("sasrec", 0.8, **LAST)],
+            [
+                "Going by what they recommend, SASRec leans strongly on the last item.",
+                "Going by what shuffling the input costs, SASRec needs to know which item is last, "
+                "but hardly the order before it.",
+            ],
         ),
         (
-            [answer("sasrec", 0.8), answer("sasrec", 0.3, dataset="beauty")],
-            "That depends: how far SASRec does so depends on the data set.",
+            [answer("gru4rec", 0.0, **NONE), answer("sasrec", 0.8, **LAST),
+             answer("duorec", 0.7, **LAST)],
+            [
+                "Going by what they recommend, SASRec and DuoRec lean strongly on the last item; "
+                "GRU4Rec leans but little on the last item.",
+                "Going by what shuffling the input costs, SASRec and DuoRec need to know which "
+                "item is last, but hardly the order before it; GRU4Rec hardly needs any order.",
+            ],
         ),
         (
-            [answer("sasrec", 0.8), answer("sasrec", 0.9, dataset="beauty")],
-            "Yes, mostly: SASRec leans strongly on the last item on every data set.",
+            [answer("sasrec", 0.8), answer("duorec", 0.8), answer("duorec", 0.7, dataset="beauty"),
+             answer("sasrec", 0.3, dataset="beauty")],
+            [
+                "Going by what they recommend, DuoRec leans strongly on the last item; SASRec on "
+                "Toys leans strongly on the last item; SASRec on Beauty leans partly on the last "
+                "item.",
+            ],
         ),
         (
             [Answer("toys", "sasrec", *[None] * 7)],
-            "This run cannot say: the reliance on the last item could not be measured.",
+            ["This run cannot say: neither diagnostic could be measured."],
         ),
     ],
-)
+)  # fmt: skip
 def test_the_short_answer(found, expected):
     assert short_answer(found) == expected
 
@@ -167,6 +208,7 @@ def test_a_run_with_nothing_to_warn_of():
         ("run", "seeds", [17], "One training seed"),
         ("evaluation", "bootstrap_draws", 999, "only 999 bootstrap draws"),
         ("preprocess", "ties", "shuffled", "random order"),
+        ("models", "sasrec", {"block": "classic"}, "classic block"),
         ("split", "target", "first", "differs from the published one in target"),
     ],
 )
@@ -237,15 +279,16 @@ def test_scaling_is_read_by_alpha_as_a_number_and_step_by_step():
     numbers = numbers_of(
         scaling=[
             # Not in order on purpose: "10" comes before "2" only as text.
-            *scaling_rows("norm_of_sum", {"0": 0.9, "10": 0.01, "2": 0.1}),
-            *scaling_rows("HRLI@1", {"0": 0.3, "2": 0.9, "10": 0.85}),
-            *scaling_rows("HR@10", {"0": 0.02, "2": 0.05, "10": 0.04}),
+            *scaling_rows("norm_of_sum", {"0": 0.9, "10": 0.01, "2": 0.1, "1": 0.2}),
+            *scaling_rows("HRLI@1", {"0": 0.3, "1": 0.4, "2": 0.9, "10": 0.85}),
+            *scaling_rows("HR@10", {"0": 0.02, "1": 0.03, "2": 0.05, "10": 0.04}),
         ]
     )
 
     assert list(scaling_readings(numbers)) == [
         "SASRec on Toys: as alpha grows from 0 to 10, the mixing ratio falls at every step (0.900 "
-        "to 0.010) and HRLI@1 rises at all but 1 step (30% to 85%); HR@10 is highest at alpha = 2."
+        "to 0.010) and HRLI@1 rises at all but 1 step (30% to 85%); HR@10 is highest at "
+        "alpha = 2 (0.0500; 0.0300 at alpha = 1)."
     ]
 
 
@@ -291,6 +334,41 @@ def test_without_published_values_the_report_says_so():
     (sentence,) = published_readings(numbers_of(), PUBLISHED)
 
     assert "print no value" in sentence
+
+
+def test_a_range_is_shown_where_no_value_of_the_data_set_is_printed():
+    numbers = numbers_of(
+        table2=[
+            {"dataset": dataset, "model": "sasrec", "definition": "norm_of_sum", "level": "attn",
+             **measured(finding(0.8))}
+            for dataset in ("steam", "ml-100k")
+        ]
+    )  # fmt: skip
+
+    assert list(published_readings(numbers, PUBLISHED)) == [
+        "Attn of SASRec on Steam is 0.800 (norm of sum); the printed range is 0.721 to 0.959."
+    ]
+
+
+@pytest.mark.parametrize(("block", "word"), [("post_ln", "own input"), ("classic", "query")])
+def test_which_residual_is_meant(block, word):
+    settings = SETTINGS | {"models": {"sasrec": {"block": block}}}
+
+    (sentence,) = mixing_readings(settings)
+
+    assert word in sentence
+
+
+def test_a_bound_of_the_published_peak_is_named():
+    keys = {"dataset": "diginetica", "model": "sasrec", "layers": "all", "alpha": "0.2"}
+    numbers = numbers_of(
+        recovery=[
+            {**keys, "metric": "recovery", **measured(finding(0.34))},
+            {**keys, "metric": "base set", **counted(211.0)},
+        ]
+    )
+
+    assert "(published: above 30%)." in next(recovery_readings(numbers, PUBLISHED))
 
 
 def test_a_cell_without_interval_is_no_estimate():

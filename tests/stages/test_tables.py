@@ -154,6 +154,26 @@ def test_recovery_stands_beside_the_size_of_its_base_set(tabulated):
     assert at_one["value"] == at_one["high"] == 0
 
 
+def test_every_permutation_is_listed(tabulated):
+    facts = [
+        json.loads((tabulated / f"results/shuffle/toys/bert4rec/{seed}.json").read_text())["facts"]
+        for seed in SEEDS
+    ]
+    expected = sum(cell["by_order_seed"]["full"]["3"]["NDCG@10"] for cell in facts) / 2
+
+    keys = {"dataset": "toys", "model": "bert4rec", "order": "full", "metric": "NDCG@10"}
+    assert one(tabulated, "permutations", **keys, permutation="3")["value"] == expected
+    assert table(tabulated, "permutations").filter(**keys).height == 5
+
+
+def test_the_dropout_grid_is_shown_where_dropout_was_chosen(tabulated):
+    frame = table(tabulated, "dropout")
+
+    assert frame["model"].unique().to_list() == ["sasrec"]
+    assert frame.filter(dataset="toys")["dropout"].to_list() == ["0.1", "0.3", "0.5"]
+    assert one(tabulated, "dropout", dataset="toys", dropout="0.3")["value"] == 0.031
+
+
 def test_every_pair_of_models_is_compared(tabulated):
     frame = table(tabulated, "comparisons").filter(dataset="ml-100k", metric="HRLI@1")
 

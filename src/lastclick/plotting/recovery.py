@@ -34,7 +34,7 @@ def figures(marks: pl.DataFrame) -> dict[str, Figure]:
     look_of = looks(in_order(marks, "model"))
     columns = min(_COLUMNS, len(datasets))
     rows = -(-len(datasets) // columns)
-    figure, axes = panels(rows, columns, width=max(3.9, 7.6 / columns), height=2.8)
+    figure, axes = panels(rows, columns, width=5.2 if columns == 1 else 3.9, height=2.8)
     for panel, dataset in zip(axes.flat, datasets, strict=False):
         part = marks.filter(dataset=dataset)
         sizes = []

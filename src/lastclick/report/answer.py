@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lastclick.report.numbers import Estimate, Numbers, listing, percent, percents
 from lastclick.titles import title
 
 # Words for the gap HRLI@1 - HRL2I@1: how much likelier the last input item is to be the first
-# recommendation than the one before it. A reading aid with round limits, not a test.
+# recommendation than the one before it. Reading aids with round limits, not tests.
 STRONG, LITTLE = 0.5, 0.2
+# Accuracy is "hardly" changed by a shuffle that keeps at least this share of it.
+KEPT = 0.8
 
 MAY_NOT_CONCLUDE = (
     "This is a structural account of what a trained model does at prediction time, not a proof of "
@@ -38,13 +40,26 @@ class Answer:
     mixing_block: Estimate | None
 
     @property
-    def reliance(self) -> str | None:
-        """ "strongly", "partly" or "little": how the model leans on the last item."""
+    def echo(self) -> str | None:
+        """ "strongly", "partly" or "little": how much the recommendations lean on the last item."""
         if self.gap is None:
             return None
         if self.gap.low >= STRONG:
             return "strongly"
         return "little" if self.gap.high < LITTLE else "partly"
+
+    @property
+    def order(self) -> str | None:
+        """What of the order the accuracy needs: "last item", "none", "earlier too", "unclear"."""
+        if self.kept_by_partial is None or self.kept_by_full is None:
+            return None
+        if self.kept_by_partial.high < KEPT:
+            return "earlier too"
+        if self.kept_by_partial.low < KEPT:
+            return "unclear"
+        if self.kept_by_full.high < KEPT:
+            return "last item"
+        return "none" if self.kept_by_full.low >= KEPT else "unclear"
 
 
 def answers(numbers: Numbers, datasets: Sequence[str], models: Sequence[str]) -> list[Answer]:
@@ -71,36 +86,61 @@ def answers(numbers: Numbers, datasets: Sequence[str], models: Sequence[str]) ->
     return found
 
 
-def short_answer(found: Sequence[Answer]) -> str:
-    """One or two sentences on all models and data sets of the run."""
-    datasets = list(dict.fromkeys(answer.dataset for answer in found))
-    models = list(dict.fromkeys(answer.model for answer in found))
-    where = "" if len(datasets) == 1 else " on every data set"
-    groups: dict[str, list[str]] = {}
-    mixed = []
-    for model in models:
-        words = {answer.reliance for answer in found if answer.model == model} - {None}
-        if len(words) == 1:
-            groups.setdefault(words.pop(), []).append(title(model))
-        elif words:
-            mixed.append(title(model))
+def short_answer(found: Sequence[Answer]) -> list[str]:
+    """One sentence by what the models recommend, one by what shuffled inputs cost them."""
+    echo = _grouped(found, {answer: answer.echo for answer in found})
     parts = [
-        f"{listing(groups[word])} {_leans(word, len(groups[word]))} on the last item{where}"
+        f"{names} {_leans(word, count)} on the last item"
         for word in ("strongly", "partly", "little")
-        if word in groups
+        for names, count in echo.get(word, ())
     ]
-    if mixed:
-        verb = "depends" if len(mixed) == 1 else "depend"
-        parts.append(f"how far {listing(mixed)} {_does(len(mixed))} so {verb} on the data set")
-    if not parts:
-        return "This run cannot say: the reliance on the last item could not be measured."
-    if list(groups) == ["strongly"] and not mixed:
-        start = "Yes, mostly: "
-    elif list(groups) == ["little"] and not mixed:
-        start = "No: "
-    else:
-        start = "That depends: "
-    return f"{start}{'; '.join(parts)}."
+    order = _grouped(found, {answer: answer.order for answer in found})
+    needs = {
+        "last item": ("needs to know which item is last, but hardly the order before it",
+                      "need to know which item is last, but hardly the order before it"),
+        "earlier too": ("also needs the order before the last item",
+                        "also need the order before the last item"),
+        "none": ("hardly needs any order", "hardly need any order"),
+        "unclear": ("cannot be told by this run", "cannot be told by this run"),
+    }  # fmt: skip
+    costs = [
+        f"{names} {verbs[0] if count == 1 else verbs[1]}"
+        for word, verbs in needs.items()
+        for names, count in order.get(word, ())
+    ]
+    sentences = []
+    if parts:
+        sentences.append(f"Going by what they recommend, {'; '.join(parts)}.")
+    if costs:
+        sentences.append(f"Going by what shuffling the input costs, {'; '.join(costs)}.")
+    return sentences or ["This run cannot say: neither diagnostic could be measured."]
+
+
+def _grouped(
+    found: Sequence[Answer], words: Mapping[Answer, str | None]
+) -> dict[str, list[tuple[str, int]]]:
+    """word -> the models that it holds for, as text with their number.
+
+    Models alike on all data sets stand together; others are named with the data sets.
+    """
+    datasets = {answer.dataset for answer in found}
+    everywhere: dict[str, list[str]] = {}
+    somewhere: dict[str, list[tuple[str, int]]] = {}
+    for model in dict.fromkeys(answer.model for answer in found):
+        of_model = {answer.dataset: words[answer] for answer in found if answer.model == model}
+        for word in dict.fromkeys(of_model.values()):
+            if word is None:
+                continue
+            where = [dataset for dataset in of_model if of_model[dataset] == word]
+            if len(where) == len(datasets):
+                everywhere.setdefault(word, []).append(title(model))
+            else:
+                names = f"{title(model)} on {listing([title(dataset) for dataset in where])}"
+                somewhere.setdefault(word, []).append((names, 1))
+    groups = {word: [(listing(names), len(names))] for word, names in everywhere.items()}
+    for word, named in somewhere.items():
+        groups.setdefault(word, []).extend(named)
+    return groups
 
 
 def paragraph(dataset: str, found: Sequence[Answer]) -> list[str]:
@@ -108,7 +148,7 @@ def paragraph(dataset: str, found: Sequence[Answer]) -> list[str]:
     here = [answer for answer in found if answer.dataset == dataset]
     sentences = []
     for word in ("strongly", "partly", "little"):
-        group = [answer for answer in here if answer.reliance == word]
+        group = [answer for answer in here if answer.echo == word]
         if group:
             sentences.append(_on_last_item(word, group))
     mixing = [answer for answer in here if answer.mixing_block and answer.mixing_attention]
@@ -148,14 +188,11 @@ def _leans(word: str, count: int) -> str:
     return f"{verb} {'but little' if word == 'little' else word}"
 
 
-def _does(count: int) -> str:
-    return "does" if count == 1 else "do"
-
-
 def limits() -> str:
-    """How the words strongly, partly and little are meant."""
+    """How the words of the answer are meant."""
     return (
-        f"Words for the gap between the two shares (HRLI@1 − HRL2I@1): strongly, if its interval "
-        f"lies above {percent(STRONG)}; little, if below {percent(LITTLE)}; partly, otherwise. A "
-        "reading aid, not a test."
+        "Words for the gap between the first two shares (HRLI@1 − HRL2I@1): strongly, if its "
+        f"interval lies above {percent(STRONG)}; little, if below {percent(LITTLE)}; partly, "
+        "otherwise. Words for shuffling: an order is hardly needed if the interval of what is "
+        f"kept lies above {percent(KEPT)}, needed if below, unclear otherwise. Reading aids, not tests."
     )

@@ -14,7 +14,12 @@ import yaml
 from lastclick.report.answer import MAY_NOT_CONCLUDE, answers, limits, paragraph, short_answer
 from lastclick.report.cautions import cautions
 from lastclick.report.numbers import Numbers, listing, percent, plural
-from lastclick.report.readings import published_readings, recovery_readings, scaling_readings
+from lastclick.report.readings import (
+    mixing_readings,
+    published_readings,
+    recovery_readings,
+    scaling_readings,
+)
 from lastclick.report.sections import CAPTIONS, SECTIONS, Caption, Section
 from lastclick.tabulation.contents import TABLES
 from lastclick.tabulation.layout import Layout, arrange, as_printed, number
@@ -124,6 +129,7 @@ def render(
     covered = settings["run"]
     found = answers(numbers, covered["datasets"], covered["models"])
     readings = {
+        "mixing": tuple(mixing_readings(settings)),
         "scaling": tuple(scaling_readings(numbers)),
         "recovery": tuple(recovery_readings(numbers, published)),
     }

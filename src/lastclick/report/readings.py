@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
+from typing import Any
 
-from lastclick.report.numbers import Numbers, listing, percent, plural
+from lastclick.report.numbers import Numbers, percent, plural
 from lastclick.tabulation.contents import TABLES
 from lastclick.tabulation.published import Published
 from lastclick.titles import title
+
+_RESIDUALS = {
+    "post_ln": "the block's own input, before the LayerNorm (post-LN block, as in the paper)",
+    "classic": "the normalised query, as the classic block adds it",
+}
+
+
+def mixing_readings(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Which residual is decomposed and scaled, for models that come with several blocks.
+
+    ``settings``: params.yaml as a mapping.
+    """
+    for model in settings["run"]["attention_models"]:
+        block = settings["models"][model].get("block")
+        if block in _RESIDUALS:
+            yield f"The residual of {title(model)} is {_RESIDUALS[block]}."
 
 
 def scaling_readings(numbers: Numbers) -> Iterator[str]:
@@ -26,7 +43,8 @@ def scaling_readings(numbers: Numbers) -> Iterator[str]:
             f"the mixing ratio {_course([-value for _, value in mixing], 'falls')} "
             f"({mixing[0][1]:.3f} to {mixing[-1][1]:.3f}) and HRLI@1 "
             f"{_course([value for _, value in reliance], 'rises')} ({percent(reliance[0][1])} to "
-            f"{percent(reliance[-1][1])}); HR@10 is highest at alpha = {_peak(hits)[0]}."
+            f"{percent(reliance[-1][1])}); HR@10 is highest at alpha = {_peak(hits)[0]} "
+            f"({_peak(hits)[1]:.4f}; {dict(hits)['1']:.4f} at alpha = 1)."
         )
 
 
@@ -50,6 +68,9 @@ def recovery_readings(numbers: Numbers, published: Published) -> Iterator[str]:
         )
         if cost is not None:
             sentence += f"; over all users HR@10 changes by {cost.signed()} there"
+        bound = published.recovery.peak_above.get(dataset)
+        if bound is not None:
+            sentence += f" (published: above {percent(bound)})"
         yield sentence + "."
     peak = published.recovery.peak_alpha
     yield f"The published curves peak at alpha {peak.lowest:g} to {peak.highest:g}."
@@ -66,7 +87,8 @@ def published_readings(numbers: Numbers, published: Published) -> Iterator[str]:
         for name in TABLES
     }
     compared = {name: inside for name, inside in compared.items() if inside}
-    if not compared:
+    ranges = list(_ranges(numbers, published))
+    if not compared and not ranges:
         yield (
             "The papers print no value for the data sets and models of this run, so nothing can "
             "be set beside them."
@@ -95,6 +117,19 @@ def published_readings(numbers: Numbers, published: Published) -> Iterator[str]:
             f"The printed mixing ratios lie nearer to {title(nearer)} (mean distance "
             f"{distances[nearer]:.4f}) than to {title(other)} ({distances[other]:.4f})."
         )
+    yield from ranges
+
+
+def _ranges(numbers: Numbers, published: Published) -> Iterator[str]:
+    """Mixing ratios of which the paper prints a range over data sets only."""
+    for level, bounds in published.mixing_ratio_ranges.values.items():
+        keys = {"model": "sasrec", "definition": "norm_of_sum", "level": level}
+        for row in numbers.rows("table2", **keys):
+            if row["published"] is None and row["dataset"] in bounds.data_sets:
+                yield (
+                    f"{title(level)} of {_name(row['dataset'], 'sasrec')} is {row['value']:.3f} "
+                    f"(norm of sum); the printed range is {bounds.lowest:g} to {bounds.highest:g}."
+                )
 
 
 def _cells(numbers: Numbers, table: str) -> Sequence[tuple[str, str]]:
@@ -129,4 +164,4 @@ def _course(values: Sequence[float], verb: str) -> str:
 
 
 def _name(dataset: str, model: str) -> str:
-    return listing([f"{title(model)} on {title(dataset)}"])
+    return f"{title(model)} on {title(dataset)}"

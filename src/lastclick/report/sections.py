@@ -39,6 +39,7 @@ SECTIONS = (
         "earlier items is not needed for; what only the third loses hangs on which item is last.",
         figures=("figure1_shuffle",),
         tables=("shuffle",),
+        folded=("permutations",),
     ),
     Section(
         "last-item",

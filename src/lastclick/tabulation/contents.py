@@ -21,6 +21,7 @@ TABLES: dict[str, tuple[Layout, Callable[[Study], Iterator[Row]]]] = {
         (further.ACCURACY_BY_K, further.accuracy_by_k),
         (further.COMPARISONS, further.comparisons),
         (further.SHUFFLE, further.shuffle),
+        (further.PERMUTATIONS, further.permutations),
         (further.LAST_ITEM, further.last_item),
         (further.LAST_ITEM_BY_K, further.last_item_by_k),
         (paper.TABLE2, paper.table2),

@@ -43,6 +43,16 @@ SHUFFLE = Layout(
     "unused, only that their order is little used.",
 )
 
+PERMUTATIONS = Layout(
+    name="permutations",
+    title="Accuracy under each permutation",
+    side=("dataset", "model", "permutation"),
+    across=("order", "metric"),
+    shows="The same for each seed of the permutation alone, mean over training seeds: how much one "
+    "shuffle differs from the next.",
+    does_not_show="The spread over permutations is no interval over users.",
+)
+
 LAST_ITEM = Layout(
     name="last_item",
     title="How often the last two input items are themselves recommended (Figure 2)",
@@ -161,6 +171,22 @@ def shuffle(study: Study) -> Iterator[Row]:
                 for order, path in columns.items():
                     keys = {"dataset": dataset, "model": model, "metric": metric, "order": order}
                     yield keys | measured(found.get(f"{path}/{metric}"))
+
+
+def permutations(study: Study) -> Iterator[Row]:
+    """Accuracy under every single permutation."""
+    for dataset in study.datasets:
+        for model in study.models:
+            per_seed = [cell["by_order_seed"] for cell in study.facts["shuffle"][dataset, model]]
+            for order in ("partial", "full"):
+                for permutation in per_seed[0].get(order, {}):
+                    for metric in ("HR@10", "NDCG@10"):
+                        value = fmean(cell[order][permutation][metric] for cell in per_seed)
+                        yield {
+                            "dataset": dataset, "model": model, "permutation": permutation,
+                            "order": order, "metric": metric, **counted(value),
+                            "n_seeds": len(per_seed),
+                        }  # fmt: skip
 
 
 def last_item(study: Study) -> Iterator[Row]:
@@ -305,9 +331,9 @@ def training(study: Study) -> Iterator[Row]:
 def dropout(study: Study) -> Iterator[Row]:
     """Validation accuracy over the dropout grid, where dropout was chosen."""
     for (dataset, model), tuned in study.tuned.items():
-        for tried in tuned.get("grid", ()):
-            keys = {"dataset": dataset, "model": model, "dropout": f"{tried['dropout']:g}"}
-            yield keys | counted(tried["validation_NDCG@10"])
+        for value, found in tuned.get("grid", {}).items():
+            keys = {"dataset": dataset, "model": model, "dropout": value}
+            yield keys | counted(found["validation_NDCG@10"])
 
 
 def chosen_alphas(study: Study, dataset: str, model: str) -> dict[str, dict[str, list[float]]]:

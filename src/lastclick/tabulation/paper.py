@@ -22,7 +22,7 @@ TABLE1 = Layout(
         "days": 0, "tie_share": 3,
     },
     shows="Size of each data set after consecutive repeats are dropped and users and items with "
-    "few interactions are filtered out. Equal counts mean that the same data went in. tie_share "
+    "few interactions are filtered out. Equal counts mean that the same data went in. Tie share "
     "is the share of neighbouring interactions of one user with equal timestamps.",
     does_not_show="Equal counts do not prove equal order: where many neighbours share their "
     "timestamp, the order inside it is a choice of the source file.",
@@ -38,9 +38,9 @@ SPLITS = Layout(
         "train_interactions": 0, "train_users": 0, "validation_users": 0, "test_users": 0,
         "test_skipped": 0, "mean_holdout_length": 2,
     },
-    shows="How many interactions and users train, validate and test. test_skipped are users with "
-    "interactions after the cut but none before it. mean_holdout_length counts the interactions "
-    "of a test user after the cut.",
+    shows="How many interactions and users train, validate and test. Skipped are users with "
+    "interactions after the cut but none before it. The mean holdout length counts the "
+    "interactions of a test user after the cut.",
     does_not_show="Every interval in this report is over the test users counted here; few of them "
     "make wide intervals.",
     published="time to split (global time split, quantile 0.9, last target)",
