@@ -47,7 +47,7 @@ class Trainable:
             n_items=tables.read_json(splits / "split.json")["n_items"],
             training=Sequences.from_frame(training),
             validation=Validation.from_frame(validation, filter_seen=filter_seen),
-            settings=Settings(**settings.train.model_dump()),
+            settings=training_settings(settings.train, dataset),
             fabric=launch(Compute(**settings.compute.model_dump()), settings.train.precision),
         )
 
@@ -69,3 +69,10 @@ class Trainable:
             cell=CHECKPOINTS / self.dataset / self.model / str(seed) / f"dropout-{dropout:g}",
             label=f"{self.dataset} {self.model} seed {seed} dropout {dropout:g}",
         )
+
+
+def training_settings(train: params.Train, dataset: str) -> Settings:
+    """The settings of one data set: its own batch size, where it has one."""
+    common = train.model_dump(exclude={"batch_size_of"})
+    common["batch_size"] = train.batch_size_of.get(dataset, train.batch_size)
+    return Settings(**common)

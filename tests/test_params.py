@@ -82,6 +82,7 @@ def test_a_grid_given_as_text_is_refused(tmp_path):
         ("run.models", ["sasrek"], "did you mean 'sasrec'"),
         ("run.attention_models", ["bsarec"], "unknown run model 'bsarec'"),
         ("dropout.models", ["sasrc"], "did you mean 'sasrec'"),
+        ("train.batch_size_of", {"ml-100": 32}, "did you mean 'ml-100k'"),
     ],
 )
 def test_an_unknown_name_says_the_nearest(tmp_path, key, names, hint):

@@ -89,9 +89,10 @@ class Split(Section):
 
 
 class Train(Section):
-    """Training, the same for every model."""
+    """Training, the same for every model; ``batch_size_of`` names data sets with another size."""
 
     batch_size: PositiveInt
+    batch_size_of: dict[str, PositiveInt]
     learning_rate: Annotated[Number, Field(gt=0)]
     max_epochs: PositiveInt
     patience: PositiveInt
@@ -226,6 +227,7 @@ class Params(Section):
             ("run.attention_models", self.run.attention_models, self.run.models, "run model"),
             ("dropout.datasets", self.dropout.datasets, self.datasets, "data set"),
             ("dropout.models", self.dropout.models, self.models, "model"),
+            ("train.batch_size_of", self.train.batch_size_of, self.datasets, "data set"),
         ):  # fmt: skip
             for name in names:
                 if name not in known:
