@@ -194,5 +194,6 @@ def limits() -> str:
         "Words for the gap between the first two shares (HRLI@1 − HRL2I@1): strongly, if its "
         f"interval lies above {percent(STRONG)}; little, if below {percent(LITTLE)}; partly, "
         "otherwise. Words for shuffling: an order is hardly needed if the interval of what is "
-        f"kept lies above {percent(KEPT)}, needed if below, unclear otherwise. Reading aids, not tests."
+        f"kept lies above {percent(KEPT)}, needed if below, unclear otherwise. Reading aids, not "
+        "tests."
     )
