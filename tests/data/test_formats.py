@@ -151,6 +151,18 @@ def test_fields_keep_what_stands_in_quotes(csv_file):
     ]
 
 
+def test_quoted_rows_of_many_columns_and_long_texts(csv_file):
+    names = [f"c{n}" for n in range(2003)] + ["user_id", "item_id", "timestamp"]
+    long = 'a, ""long"" text ' * 20_000
+    row = [f'"{n},x"' for n in range(2002)] + [f'"{long}"', "1", '"a"', "100"]
+    content = ",".join(names) + "\n" + ",".join(row) + "\n" + ",".join(row[1:]) + "\n"
+    csv_file.write_text(content)
+    rows, table = read(csv_file, **CSV, rejects="lenient")
+    assert rows == [("1", "a", 100)]
+    assert table.n_rejected == 1
+    assert "line 3: 2005 columns instead of 2006" in refusal(csv_file, content, **CSV)
+
+
 def test_quotes_may_be_ordinary_characters(csv_file):
     content = HEADER + '12" disc,"a,100\n'
     assert rows_of(csv_file, content, **CSV, quote=None) == [('12" disc', '"a', 100)]
@@ -363,6 +375,20 @@ def test_times_that_are_recognised(csv_file, text, seconds):
 def test_times_that_are_not(csv_file, text):
     content = HEADER + f"1,a,{text}\n"
     assert f"line 2: {text!r} is not a time" in refusal(csv_file, content, **CSV)
+
+
+@pytest.mark.parametrize(
+    ("digits", "pattern", "seconds"),
+    [
+        ("20231114", "%Y%m%d", 1699920000),
+        ("202311142213", "%Y%m%d%H%M", 1699999980),
+        ("20231114221320", "%Y%m%d%H%M%S", 1700000000),
+    ],
+)
+def test_dates_written_as_one_number_are_not_taken_for_seconds(csv_file, digits, pattern, seconds):
+    content = HEADER + f"1,a,{digits}\n"
+    assert f"line 2: {digits} may be a date" in refusal(csv_file, content, **CSV)
+    assert rows_of(csv_file, content, **CSV, time_format=pattern) == [("1", "a", seconds)]
 
 
 def test_times_with_and_without_zone_do_not_mix(csv_file):
@@ -644,6 +670,20 @@ def test_dates_of_parquet(tmp_path):
     days = [datetime.date(2023, 11, 14), datetime.date(1969, 12, 31)]
     rows, _ = read(parquet(tmp_path / "t.parquet", timestamp=days), **PARQUET)
     assert [time for _, _, time in rows] == [1699920000, -86400]
+
+
+def test_dates_of_parquet_written_as_one_number(tmp_path):
+    path = parquet(tmp_path / "t.parquet", timestamp=[20231114, 19691231])
+    with pytest.raises(UserError, match="row 1: 20231114 may be a date, YYYYMMDD, or a number"):
+        read(path, **PARQUET)
+    rows, _ = read(path, **PARQUET, time_format="%Y%m%d")
+    assert [time for _, _, time in rows] == [1699920000, -86400]
+
+
+def test_a_pattern_for_floating_point_times_is_refused(tmp_path):
+    path = parquet(tmp_path / "t.parquet", timestamp=[20231114.0, 20231115.0])
+    with pytest.raises(UserError, match="'timestamp' is Float64, but time_format '%Y%m%d' is for"):
+        read(path, **PARQUET, time_format="%Y%m%d")
 
 
 def test_fractions_of_seconds_of_parquet(tmp_path):

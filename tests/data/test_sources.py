@@ -452,6 +452,10 @@ def dropped_files():
     yield "shop.tsv", tabs.encode(), ("delimited", "\t")
     yield "shop.inter", typed.encode(), ("recbole", None)
     yield "shop.csv", text.replace("user_id", "who").encode(), None
+    yield "shop.csv", text.replace("user_id", "who").encode("utf-16"), None
+    yield "shop.csv", b'"user_id","item_id","timestamp"\r\n1,2,3\r\n', ("delimited", ",")
+    yield "shop.csv", b"a\rb,\0\xff" + b"x" * 300_000, None
+    yield "shop.csv", b"", None
     yield "shop.jsonl", b'{"user_id": 1}\n', None
     yield "shop.data", text.encode(), None
 

@@ -13,10 +13,13 @@ import polars as pl
 
 from lastclick.data.raw_formats import Delimited, Recbole
 from lastclick.data.rejects import Rejects
-from lastclick.data.text_lines import Block, read_blocks
+from lastclick.data.text_lines import MAX_LINE_BYTES, Block, read_blocks
 from lastclick.errors import UserError
 
 logger = logging.getLogger(__name__)
+
+# Lines are bounded already; the module's own limit of 128 KiB a field would refuse a long text.
+csv.field_size_limit(MAX_LINE_BYTES)
 
 
 def read_delimited(path: Path, raw: Delimited, rejects: Rejects) -> Iterator[pl.DataFrame]:
@@ -116,8 +119,9 @@ class _Table:
         self._last_widths: tuple[int, int] | None = None
         if raw.quote is not None:
             separator, quote = re.escape(raw.separator), re.escape(raw.quote)
-            field = f"(?:[^{separator}{quote}]*|{quote}(?:[^{quote}]|{quote}{quote})*{quote})"
-            self._well_quoted = f"^{field}(?:{separator}{field}){{{len(names) - 1}}}$"
+            self._quoted_field = f"{quote}(?:[^{quote}]|{quote}{quote})*{quote}"
+            field = f"(?:[^{separator}{quote}]*|{self._quoted_field})"
+            self._well_quoted = f"^{field}(?:{separator}{field})*$"
 
     def batch(self, block: Block, lines: pl.DataFrame, rejects: Rejects) -> pl.DataFrame:
         """The whole rows of ``block``, of which ``lines`` are the lines that hold rows."""
@@ -170,9 +174,7 @@ class _Table:
 
     def _plain_rows(self, lines: pl.DataFrame, rejects: Rejects) -> pl.DataFrame:
         separator = self._raw.separator
-        n_fields = pl.col("text").str.count_matches(separator, literal=True) + 1
-        self._reject_other_widths(lines.with_columns(n_fields=n_fields), rejects)
-        lines = lines.filter(n_fields == self._n_columns)
+        lines = self._of_right_width(lines, pl.col("text"), rejects)
         fields = pl.col("text").str.split_exact(separator, self._n_columns - 1)
         wanted = [
             pl.col("fields").struct.field(f"field_{place}").alias(role)
@@ -184,16 +186,12 @@ class _Table:
         """For lines with quotes somewhere; whatever is well formed is then split by ``csv``."""
         raw = self._raw
         whole = pl.col("text").str.contains(self._well_quoted)
-        bad = lines.filter(~whole)
-        has_quote = pl.col("text").str.contains(raw.quote, literal=True)
         rejects.add_all(
-            bad.filter(has_quote),
-            f"a quote ({raw.quote}) is not closed on its line, stands inside a field, or the "
-            f"number of columns is not {self._n_columns}",
+            lines.filter(~whole),
+            f"a quote ({raw.quote}) is not closed on its line, or stands inside a field",
         )
-        n_fields = pl.col("text").str.count_matches(raw.separator, literal=True) + 1
-        self._reject_other_widths(bad.filter(~has_quote).with_columns(n_fields=n_fields), rejects)
-        lines = lines.filter(whole)
+        unquoted = pl.col("text").str.replace_all(self._quoted_field, "")
+        lines = self._of_right_width(lines.filter(whole), unquoted, rejects)
         reader = csv.reader(
             lines["text"], delimiter=raw.separator, quotechar=raw.quote, strict=True
         )
@@ -203,8 +201,13 @@ class _Table:
             pl.Series(name, values, dtype=pl.String) for name, values in columns.items()
         )
 
-    def _reject_other_widths(self, lines: pl.DataFrame, rejects: Rejects) -> None:
-        for n_fields, group in lines.filter(pl.col("n_fields") != self._n_columns).group_by(
-            "n_fields", maintain_order=True
-        ):
-            rejects.add_all(group, f"{n_fields[0]} columns instead of {self._n_columns}")
+    def _of_right_width(
+        self, lines: pl.DataFrame, unquoted: pl.Expr, rejects: Rejects
+    ) -> pl.DataFrame:
+        """The lines with as many columns as the file has; ``unquoted`` is without quoted fields."""
+        n_fields = unquoted.str.count_matches(self._raw.separator, literal=True) + 1
+        right = n_fields == self._n_columns
+        wrong = lines.filter(~right).with_columns(n_fields=n_fields)
+        for (found,), group in wrong.group_by("n_fields", maintain_order=True):
+            rejects.add_all(group, f"{found} columns instead of {self._n_columns}")
+        return lines.filter(right)

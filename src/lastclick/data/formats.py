@@ -8,6 +8,7 @@ stays bounded, and what comes out is a lazy frame without gaps.
 from __future__ import annotations
 
 import hashlib
+import heapq
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ _TEXT_READERS = {
     "json_lines": read_json_lines,
     "python_lines": read_python_lines,
 }
+
+
+_SCHEMA = {"user_id": pl.String, "item_id": pl.String, "timestamp": pl.Int64}
 
 
 @dataclass(frozen=True)
@@ -82,14 +86,14 @@ def sample_users(frame: pl.LazyFrame, sample: UserSample) -> pl.LazyFrame:
     def draw(user: str) -> bytes:
         return hashlib.blake2b(user.encode(), key=key, digest_size=16).digest()
 
-    drawn = sorted(users.cast(pl.String).to_list(), key=draw)[: sample.users]
+    drawn = heapq.nsmallest(sample.users, users.cast(pl.String), key=draw)
     kept = pl.Series("user_id", drawn, dtype=pl.String).cast(users.dtype)
     return frame.filter(pl.col("user_id").is_in(kept.implode()))
 
 
 def _read_parquet(path: Path, raw: Parquet, scratch: Path) -> RawTable:
     columns = open_parquet(path, raw)
-    if has_text_times(columns):
+    if has_text_times(columns, raw.time_format):
         rejects = Rejects(path, raw.rejects, "row")
         return _write_parts(read_text_times(path, columns), path, raw, rejects, scratch)
     scan = scan_interactions(path, raw, columns)
@@ -114,19 +118,17 @@ def _write_parts(
     return RawTable(frame, times.ticks_per_second, n_rows, rejects.count)
 
 
-_SCHEMA = {"user_id": pl.String, "item_id": pl.String, "timestamp": pl.Int64}
-
-
 def _typed(
     batch: pl.DataFrame, raw: RawFormat, times: TimeReader, rejects: Rejects
 ) -> pl.DataFrame:
+    missing = [] if isinstance(raw, Parquet) else list(raw.missing)
     for role in ("user", "item", "time"):
         value = pl.col(role)
         absent = value.is_null() | (value.str.strip_chars() == "")
         rejects.add_all(batch.filter(absent), f"no {role}")
         batch = batch.filter(~absent)
-        if getattr(raw, "missing", ()):
-            marked = value.is_in(list(raw.missing))
+        if missing:
+            marked = value.is_in(missing)
             rejects.add_all(
                 batch.filter(marked),
                 f"no {role}, but a mark for a missing value (if this is a real {role}, set "

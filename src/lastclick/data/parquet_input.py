@@ -55,9 +55,14 @@ def open_parquet(path: Path, raw: Parquet) -> pl.LazyFrame:
         )
 
 
-def has_text_times(table: pl.LazyFrame) -> bool:
-    """Whether the times have to be parsed from text."""
-    return table.collect_schema()["time"] in _TEXT
+def has_text_times(table: pl.LazyFrame, time_format: str) -> bool:
+    """Whether the times have to be parsed as text: they are, or are dates written as integers."""
+    dtype = table.collect_schema()["time"]
+    return dtype in _TEXT or (dtype.is_integer() and not _is_numeric(time_format))
+
+
+def _is_numeric(time_format: str) -> bool:
+    return time_format == "auto" or time_format in TICKS
 
 
 def read_text_times(path: Path, table: pl.LazyFrame) -> Iterator[pl.DataFrame]:
@@ -78,7 +83,7 @@ def scan_interactions(path: Path, raw: Parquet, table: pl.LazyFrame) -> ParquetS
         frame = table.select(user_id="user", item_id="item", timestamp=ticks)
         reasons = {name: _gap(name, dtype) for name, dtype in frame.collect_schema().items()}
         bad = pl.any_horizontal(*reasons.values())
-        n_claimed, n_bad = frame.select(pl.len(), bad.sum()).collect(engine="streaming").row(0)
+        n_rows, n_bad = frame.select(pl.len(), bad.sum()).collect(engine="streaming").row(0)
         if n_bad:
             rejects = Rejects(path, raw.rejects, "row")
             first = (
@@ -91,7 +96,7 @@ def scan_interactions(path: Path, raw: Parquet, table: pl.LazyFrame) -> ParquetS
             rejects.add_counted(n_bad, [(row["row"], _why(row)) for row in first.rows(named=True)])
             rejects.raise_if_strict()
             frame = frame.filter(~bad)
-    return ParquetScan(frame, ticks_per_second, n_claimed - n_bad, n_bad)
+    return ParquetScan(frame, ticks_per_second, n_rows - n_bad, n_bad)
 
 
 def _gap(name: str, dtype: pl.DataType) -> pl.Expr:
@@ -127,6 +132,11 @@ def _ticks(path: Path, raw: Parquet, table: pl.LazyFrame) -> tuple[pl.Expr, int]
         return time.cast(pl.Int64) * 86_400, 1
     if dtype == pl.Datetime:
         return time.to_physical(), TICKS[dtype.time_unit]
+    if dtype.is_numeric() and not _is_numeric(raw.time_format):
+        raise UserError(
+            f"{path}: column {raw.time!r} is {dtype}, but time_format {raw.time_format!r} is for "
+            "text"
+        )
     if dtype.is_integer():
         number, has_fraction = time.cast(pl.Int64, strict=False), pl.lit(False)
     elif dtype.is_float():
@@ -156,8 +166,7 @@ def _first_of_each_size(table: pl.LazyFrame, number: pl.Expr) -> list[tuple[int,
         for size in range(4)
     ).collect(engine="streaming")
     rows = [row for row in firsts.row(0) if row is not None]
-    numbers = table.select(number.gather([row - 1 for row in rows])).collect().to_series()
-    return list(zip(rows, numbers, strict=True))
+    return [(row, table.select(number).slice(row - 1, 1).collect().item()) for row in rows]
 
 
 @contextmanager

@@ -166,17 +166,14 @@ def _take_dropped(path: Path, sources: Sequence[Source], staged: Path) -> Proven
     else:
         file, raw = staged / path.name, _layout_by_extension(path, sources)
         _copy(path, file)
-    return _provenance(
-        file, f"file {path.name} of the incoming folder", canonical_format(file) or raw
-    )
+    origin = f"file {path.name} of the incoming folder"
+    return _provenance(file, origin, canonical_format(file) or raw)
 
 
 def _layout_by_extension(path: Path, sources: Sequence[Source]) -> RawFormat | None:
+    name = path.name.removesuffix(".gz").removesuffix(".zst")
     for source in sources:
-        extension = getattr(source, "extension", None)
-        if extension and path.name.removesuffix(".gz").removesuffix(".zst").endswith(
-            f".{extension}"
-        ):
+        if isinstance(source, ManualSource) and name.endswith(f".{source.extension}"):
             return source.raw
     return None
 

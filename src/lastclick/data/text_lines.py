@@ -22,6 +22,7 @@ else:
     from backports import zstd
 
 BLOCK_BYTES = 16 << 20
+_FIRST_BYTES = 1 << 16
 MAX_LINE_BYTES = 16 << 20
 # Real logs shrink up to about 30 times. What shrinks further and is large was made to fill a disk.
 MAX_RATIO = 250
@@ -80,6 +81,17 @@ def read_blocks(
         raise UserError(f"{path} is empty")
     if pending:
         yield _decode(pending, line, path, max_line, unterminated=True)
+
+
+def first_line(path: Path) -> str:
+    """What the file at ``path`` begins with, as far as that is UTF-8; "" where it is empty.
+
+    For recognising a layout: nothing is refused. Raises UserError for a damaged packed file.
+    """
+    for chunk in _unpacked_chunks(path, _FIRST_BYTES):
+        line = chunk.removeprefix(_UTF8_BOM).split(b"\n", 1)[0]
+        return line.decode("utf-8", errors="replace").rstrip("\r")
+    return ""
 
 
 def _too_long(path: Path, line: int, max_line: int) -> UserError:

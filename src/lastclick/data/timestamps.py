@@ -7,6 +7,8 @@ tell which of them are meant.
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import polars as pl
 
 from lastclick.errors import UserError
@@ -26,6 +28,11 @@ _ISO = (
     r"(?: ?(?<zone>Z|[+-]\d{2}(?::?\d{2})?))?)?$"
 )
 _MICROSECOND = TICKS["us"]
+_DATE_DIGITS = {
+    "YYYYMMDD": "%Y%m%d",
+    "YYYYMMDDhhmm": "%Y%m%d%H%M",
+    "YYYYMMDDhhmmss": "%Y%m%d%H%M%S",
+}
 
 
 class TimeReader:
@@ -76,6 +83,7 @@ class TimeReader:
             if self._first_number is None:
                 self._first_number = (row, number)
                 if self._format == "auto":
+                    self._refuse_date_digits(row, number)
                     self._format = unit
                 elif _UNITS.index(unit) > _UNITS.index(self._format):
                     raise UserError(
@@ -88,6 +96,19 @@ class TimeReader:
                     f"{self._where}, {self._row_word} {row}: timestamp {number} looks like "
                     f"{_NAMES[unit]}, {self._row_word} {first_row} ({first_number}) like "
                     f"{_NAMES[_unit_of(first_number)]}: mixed units. Convert the column to one unit"
+                )
+
+    def _refuse_date_digits(self, row: int, number: int) -> None:
+        """20231114 is a day in November to its writer, and one in August 1970 in seconds."""
+        for form, pattern in _DATE_DIGITS.items():
+            try:
+                year = datetime.strptime(str(number), pattern).year
+            except ValueError:
+                continue
+            if len(str(number)) == len(form) and 1900 <= year <= 2100:
+                raise UserError(
+                    f"{self._where}, {self._row_word} {row}: {number} may be a date, {form}, or a "
+                    f"number of seconds: state time_format: {pattern!r} or s"
                 )
 
     def integer_ticks_per_second(self) -> int:
