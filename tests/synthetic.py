@@ -84,7 +84,7 @@ def parameters(
     seeds: Sequence[int],
     bootstrap_draws: int,
 ) -> dict[str, Any]:
-    """The repository's params.yaml with another run and made-up data sets."""
+    """The repository's params.yaml with another run."""
     settings = yaml.safe_load((Path(__file__).parents[1] / "params.yaml").read_text("utf-8"))
     settings["run"] = {
         "datasets": list(datasets),
@@ -92,23 +92,8 @@ def parameters(
         "attention_models": list(attention_models),
         "seeds": list(seeds),
     }
-    settings["models"] = {model: {} for model in models}
-    settings["datasets"] = {dataset: _definition(dataset) for dataset in datasets}
     settings["evaluation"] |= {"ks": list(KS), "bootstrap_draws": bootstrap_draws}
     return settings
-
-
-def _definition(dataset: str) -> dict[str, Any]:
-    return {
-        "title": dataset,
-        "homepage": "https://example.org",
-        "citation": "made up",
-        "licence": "none",
-        "sources": [],
-        "raw": {},
-        "filter_seen": True,
-        "expected": None,
-    }
 
 
 def _write_counts(root: Path, dataset: str, made_up: DataSet) -> None:
