@@ -234,3 +234,24 @@ def test_scores_exist_for_one_chunk_of_users_only(n_users, n_items):
     block = 256 * n_items * 4
     assert growth < 1.5 * block
     assert growth < 0.25 * n_users * n_items * 4
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_ranks_and_lists_are_the_same_on_an_accelerator():
+    # Integers: dot products are exact, whatever the order of their sums.
+    rng = torch.Generator().manual_seed(17)
+    states = torch.randint(-2, 3, (997, 5), generator=rng).float()
+    item_vectors = torch.randint(-2, 3, (1013, 5), generator=rng).float()
+    wanted = torch.randint(0, 1013, (997, 3), generator=rng)
+    seen = SeenItems.from_sequences(
+        torch.randint(0, 1013, (997 * 7,), generator=rng), torch.arange(998) * 7
+    )
+    here = ranks_of(states, item_vectors, wanted, seen)
+    states, item_vectors, wanted = states.cuda(), item_vectors.cuda(), wanted.cuda()
+    seen_there = SeenItems(seen.items.cuda(), seen.offsets.cuda())
+    there = ranks_of(states, item_vectors, wanted, seen_there)
+    assert torch.equal(there.unfiltered.cpu(), here.unfiltered)
+    assert torch.equal(there.filtered.cpu(), here.filtered)
+    lists = top_k(states, item_vectors, 11, seen_there)
+    assert torch.equal(lists.cpu(), top_k(states.cpu(), item_vectors.cpu(), 11, seen))
