@@ -110,6 +110,7 @@ def test_the_word_for_the_order_goes_by_what_shuffles_keep(partial, full, word):
 
 
 LAST = {"kept_by_partial": estimate(0.95), "kept_by_full": estimate(0.4)}
+UNCLEAR = {"kept_by_partial": estimate(0.8), "kept_by_full": estimate(0.4)}
 NONE = {"kept_by_partial": estimate(0.95), "kept_by_full": estimate(0.95)}
 
 
@@ -138,9 +139,23 @@ NONE = {"kept_by_partial": estimate(0.95), "kept_by_full": estimate(0.95)}
             [answer("sasrec", 0.8), answer("duorec", 0.8), answer("duorec", 0.7, dataset="beauty"),
              answer("sasrec", 0.3, dataset="beauty")],
             [
-                "Going by what they recommend, DuoRec leans strongly on the last item; SASRec on "
-                "Toys leans strongly on the last item; SASRec on Beauty leans partly on the last "
-                "item.",
+                "Going by what they recommend, SASRec (Toys) and DuoRec lean strongly on the last "
+                "item; SASRec (Beauty) leans partly on the last item.",
+            ],
+        ),
+        (
+            [answer("sasrec", 0.8, **LAST), answer("sasrec", 0.8, dataset="beauty", **UNCLEAR)],
+            [
+                "Going by what they recommend, SASRec leans strongly on the last item.",
+                "Going by what shuffling the input costs, SASRec (Toys) needs to know which item "
+                "is last, but hardly the order before it; the rest is unclear.",
+            ],
+        ),
+        (
+            [answer("sasrec", 0.8, **UNCLEAR)],
+            [
+                "Going by what they recommend, SASRec leans strongly on the last item.",
+                "Going by what shuffling the input costs, this run cannot tell.",
             ],
         ),
         (
@@ -290,6 +305,20 @@ def test_scaling_is_read_by_alpha_as_a_number_and_step_by_step():
         "to 0.010) and HRLI@1 rises at all but 1 step (30% to 85%); HR@10 is highest at "
         "alpha = 2 (0.0500; 0.0300 at alpha = 1)."
     ]
+
+
+def test_a_trained_model_that_is_best_is_called_so():
+    numbers = numbers_of(
+        scaling=[
+            *scaling_rows("norm_of_sum", {"0": 0.9, "1": 0.2}),
+            *scaling_rows("HRLI@1", {"0": 0.5, "1": 0.4}),
+            *scaling_rows("HR@10", {"0": 0.02, "1": 0.05}),
+        ]
+    )
+
+    (sentence,) = scaling_readings(numbers)
+    assert "HRLI@1 does not rise overall (50% to 40%)" in sentence
+    assert sentence.endswith("HR@10 is highest at alpha = 1, the trained model.")
 
 
 def test_recovery_names_its_peak_its_base_set_and_its_price():

@@ -86,61 +86,62 @@ def answers(numbers: Numbers, datasets: Sequence[str], models: Sequence[str]) ->
     return found
 
 
+_ECHO = {
+    "strongly": ("leans strongly on the last item", "lean strongly on the last item"),
+    "partly": ("leans partly on the last item", "lean partly on the last item"),
+    "little": ("leans but little on the last item", "lean but little on the last item"),
+}
+_ORDER = {
+    "last item": (
+        "needs to know which item is last, but hardly the order before it",
+        "need to know which item is last, but hardly the order before it",
+    ),
+    "earlier too": (
+        "also needs the order before the last item",
+        "also need the order before the last item",
+    ),
+    "none": ("hardly needs any order", "hardly need any order"),
+}
+
+
 def short_answer(found: Sequence[Answer]) -> list[str]:
     """One sentence by what the models recommend, one by what shuffled inputs cost them."""
-    echo = _grouped(found, {answer: answer.echo for answer in found})
-    parts = [
-        f"{names} {_leans(word, count)} on the last item"
-        for word in ("strongly", "partly", "little")
-        for names, count in echo.get(word, ())
-    ]
-    order = _grouped(found, {answer: answer.order for answer in found})
-    needs = {
-        "last item": ("needs to know which item is last, but hardly the order before it",
-                      "need to know which item is last, but hardly the order before it"),
-        "earlier too": ("also needs the order before the last item",
-                        "also need the order before the last item"),
-        "none": ("hardly needs any order", "hardly need any order"),
-        "unclear": ("cannot be told by this run", "cannot be told by this run"),
-    }  # fmt: skip
-    costs = [
-        f"{names} {verbs[0] if count == 1 else verbs[1]}"
-        for word, verbs in needs.items()
-        for names, count in order.get(word, ())
-    ]
+    echo = _parts(found, [answer.echo for answer in found], _ECHO)
+    order = _parts(found, [answer.order for answer in found], _ORDER)
+    if any(answer.order == "unclear" for answer in found):
+        order.append("the rest is unclear" if order else "this run cannot tell")
     sentences = []
-    if parts:
-        sentences.append(f"Going by what they recommend, {'; '.join(parts)}.")
-    if costs:
-        sentences.append(f"Going by what shuffling the input costs, {'; '.join(costs)}.")
+    if echo:
+        sentences.append(f"Going by what they recommend, {'; '.join(echo)}.")
+    if order:
+        sentences.append(f"Going by what shuffling the input costs, {'; '.join(order)}.")
     return sentences or ["This run cannot say: neither diagnostic could be measured."]
 
 
-def _grouped(
-    found: Sequence[Answer], words: Mapping[Answer, str | None]
-) -> dict[str, list[tuple[str, int]]]:
-    """word -> the models that it holds for, as text with their number.
+def _parts(
+    found: Sequence[Answer], words: Sequence[str | None], phrases: Mapping[str, tuple[str, str]]
+) -> list[str]:
+    """One clause for each word of ``phrases`` (singular, plural) that holds for somebody.
 
-    Models alike on all data sets stand together; others are named with the data sets.
+    A model for which it does not hold on every data set stands with those for which it does.
     """
-    datasets = {answer.dataset for answer in found}
-    everywhere: dict[str, list[str]] = {}
-    somewhere: dict[str, list[tuple[str, int]]] = {}
-    for model in dict.fromkeys(answer.model for answer in found):
-        of_model = {answer.dataset: words[answer] for answer in found if answer.model == model}
-        for word in dict.fromkeys(of_model.values()):
-            if word is None:
-                continue
-            where = [dataset for dataset in of_model if of_model[dataset] == word]
-            if len(where) == len(datasets):
-                everywhere.setdefault(word, []).append(title(model))
-            else:
-                names = f"{title(model)} on {listing([title(dataset) for dataset in where])}"
-                somewhere.setdefault(word, []).append((names, 1))
-    groups = {word: [(listing(names), len(names))] for word, names in everywhere.items()}
-    for word, named in somewhere.items():
-        groups.setdefault(word, []).extend(named)
-    return groups
+    n_datasets = len({answer.dataset for answer in found})
+    clauses = []
+    for word, (singular, plural) in phrases.items():
+        where: dict[str, list[str]] = {answer.model: [] for answer in found}
+        for answer, holds in zip(found, words, strict=True):
+            if holds == word:
+                where[answer.model].append(title(answer.dataset))
+        names = [
+            title(model)
+            if len(datasets) == n_datasets
+            else f"{title(model)} ({', '.join(datasets)})"
+            for model, datasets in where.items()
+            if datasets
+        ]
+        if names:
+            clauses.append(f"{listing(names)} {singular if len(names) == 1 else plural}")
+    return clauses
 
 
 def paragraph(dataset: str, found: Sequence[Answer]) -> list[str]:
@@ -169,7 +170,7 @@ def _on_last_item(word: str, group: Sequence[Answer]) -> str:
     last = percents(answer.first_is_last.value for answer in group)
     second = percents(answer.first_is_second_last.value for answer in group)
     sentence = (
-        f"{names} {_leans(word, len(group))} on the last item: it is itself the first "
+        f"{names} {_ECHO[word][len(group) > 1]}: it is itself the first "
         f"recommendation for {last} of the test sequences, the item before it for {second}."
     )
     kept = [answer for answer in group if answer.kept_by_partial and answer.kept_by_full]
@@ -181,11 +182,6 @@ def _on_last_item(word: str, group: Sequence[Answer]) -> str:
             f"the last item shuffled along, {full}."
         )
     return sentence
-
-
-def _leans(word: str, count: int) -> str:
-    verb = "leans" if count == 1 else "lean"
-    return f"{verb} {'but little' if word == 'little' else word}"
 
 
 def limits() -> str:

@@ -43,8 +43,7 @@ def scaling_readings(numbers: Numbers) -> Iterator[str]:
             f"the mixing ratio {_course([-value for _, value in mixing], 'falls')} "
             f"({mixing[0][1]:.3f} to {mixing[-1][1]:.3f}) and HRLI@1 "
             f"{_course([value for _, value in reliance], 'rises')} ({percent(reliance[0][1])} to "
-            f"{percent(reliance[-1][1])}); HR@10 is highest at alpha = {_peak(hits)[0]} "
-            f"({_peak(hits)[1]:.4f}; {dict(hits)['1']:.4f} at alpha = 1)."
+            f"{percent(reliance[-1][1])}); HR@10 is highest at {_best(hits)}."
         )
 
 
@@ -152,6 +151,13 @@ def _last(curve: Sequence[tuple[str, float]]) -> str:
 
 def _peak(curve: Sequence[tuple[str, float]]) -> tuple[str, float]:
     return max(curve, key=lambda point: point[1])
+
+
+def _best(hits: Sequence[tuple[str, float]]) -> str:
+    alpha, highest = _peak(hits)
+    if alpha == "1":
+        return "alpha = 1, the trained model"
+    return f"alpha = {alpha} ({highest:.4f}; {dict(hits)['1']:.4f} at alpha = 1)"
 
 
 def _course(values: Sequence[float], verb: str) -> str:
