@@ -1,0 +1,143 @@
+"""How long the fused loss takes against torch's cross-entropy and against its bare products.
+
+    python benchmarks/loss.py --tokens 1800 --items 12102
+
+One step is the loss and its gradients with respect to hidden states and item weights:
+
+- unfused:   F.cross_entropy(hidden @ weight.T, target) and its backward pass;
+- products:  only the three float32 products that no exact method can avoid (logits, gradient of
+             the hidden states, gradient of the weights), in the same chunks and the same memory
+             layout as the fused loss: the time to beat, and not to be beaten in float32;
+- fused:     linear_cross_entropy and its backward pass, fp32 and bf16.
+
+The contestants take turns, so that a disturbance of the machine hits all of them; the fastest of
+the repetitions counts, the median is printed beside it. Errors are relative to the largest value
+of the same quantity computed in float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lastclick import losses
+from lastclick.losses import linear_cross_entropy
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tokens", type=int, default=1800)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--items", type=int, default=12102, help="rows of weight, with padding")
+    parser.add_argument("--weight-size", type=float, default=0.1, help="standard deviation")
+    parser.add_argument("--chunk-tokens", type=int, default=None, help="default: the loss's own")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--seed", type=int, default=17)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+
+    rng = torch.Generator().manual_seed(arguments.seed)
+    hidden = torch.randn(arguments.tokens, arguments.hidden, generator=rng)
+    weight = torch.randn(arguments.items, arguments.hidden, generator=rng) * arguments.weight_size
+    weight[0] = 0
+    target = torch.randint(1, arguments.items, (arguments.tokens,), generator=rng)
+    chunk_tokens = arguments.chunk_tokens or losses.default_chunk_tokens(
+        arguments.tokens, arguments.items - 1, hidden.device
+    )
+    print(
+        f"{arguments.tokens} tokens x {arguments.hidden} x {arguments.items} rows, chunks of "
+        f"{chunk_tokens} tokens, {arguments.threads} threads"
+    )
+
+    def fused(precision: losses.Precision) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        return lambda hidden, weight, target: linear_cross_entropy(
+            hidden, weight, target, precision=precision, chunk_tokens=chunk_tokens
+        )
+
+    contestants = {"unfused": unfused, "fused fp32": fused("fp32"), "fused bf16": fused("bf16")}
+    steps: dict[str, Callable[[], object]] = {
+        name: lambda loss=loss: loss_and_gradients(loss, hidden, weight, target)
+        for name, loss in contestants.items()
+    }
+    steps["products"] = lambda: products(hidden, weight, chunk_tokens)
+    seconds = time_in_turns(steps, arguments.repetitions)
+
+    fastest = {name: min(times) for name, times in seconds.items()}
+    for name, times in seconds.items():
+        print(
+            f"{name:11} {1e3 * fastest[name]:8.1f} ms (median {1e3 * statistics.median(times):.1f})"
+        )
+    print(
+        f"fused fp32 is {fastest['unfused'] / fastest['fused fp32']:.2f} times as fast as unfused"
+    )
+    print(f"fused fp32 takes {fastest['fused fp32'] / fastest['products']:.2f} times the products")
+    print(
+        f"fused bf16 is {fastest['unfused'] / fastest['fused bf16']:.2f} times as fast as unfused"
+    )
+    print(f"fused bf16 takes {fastest['fused bf16'] / fastest['products']:.2f} times the products")
+
+    exact = loss_and_gradients(row_0_left_out, hidden.double(), weight.double(), target)
+    for name in ("fused fp32", "fused bf16"):
+        found = loss_and_gradients(contestants[name], hidden, weight, target)
+        errors = [relative_error(a, b) for a, b in zip(found, exact, strict=True)]
+        print("{}: error of loss {:.1e}, hidden {:.1e}, weight {:.1e}".format(name, *errors))
+
+
+def unfused(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(hidden @ weight.T, target)
+
+
+def row_0_left_out(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(hidden @ weight[1:].T, target - 1)
+
+
+def loss_and_gradients(
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor], hidden: Tensor, weight: Tensor, target: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    hidden, weight = hidden.detach().requires_grad_(), weight.detach().requires_grad_()
+    value = loss(hidden, weight, target)
+    value.backward()
+    return value.detach(), hidden.grad, weight.grad
+
+
+def products(hidden: Tensor, weight: Tensor, chunk_tokens: int) -> None:
+    items = weight[1:]
+    grad_hidden, grad_items = torch.empty_like(hidden), torch.zeros_like(items)
+    buffer = losses.aligned_rows(min(chunk_tokens, len(hidden)), len(items), like=hidden)
+    for start in range(0, len(hidden), chunk_tokens):
+        rows = slice(start, start + chunk_tokens)
+        states = hidden[rows]
+        logits = buffer[: len(states), : len(items)]
+        torch.mm(states, items.T, out=logits)
+        torch.mm(logits, items, out=grad_hidden[rows])
+        grad_items.addmm_(logits.T, states)
+
+
+def time_in_turns(
+    steps: dict[str, Callable[[], object]], repetitions: int
+) -> dict[str, list[float]]:
+    """Seconds of each step, by name; the first turn warms up and is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(repetitions + 1):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: times[1:] for name, times in seconds.items()}
+
+
+def relative_error(found: Tensor, exact: Tensor) -> float:
+    return float((found.double() - exact).abs().max() / exact.abs().max())
+
+
+if __name__ == "__main__":
+    main()
