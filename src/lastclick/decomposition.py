@@ -27,8 +27,9 @@ position are reduced to a triangular heads x heads matrix R_j with the same Gram
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
 from typing import Literal, Protocol
 
 import torch
@@ -48,17 +49,24 @@ _CHUNK_ELEMENTS = 2**17
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some sequences of one bucket.
+    """``count`` sequences of one bucket, in rectangles that are ``width`` wide.
 
-    ``tokens (count, width)``, where places beyond a sequence repeat token 0; ``sequences (count,)``
-    are their numbers in the batch, ``lengths (count,)`` their lengths, and ``places`` the part of
-    the batch's ``padded_index`` that the chunk covers.
+    ``sequences (count,)`` are their numbers in the batch, ``lengths (count,)`` their lengths, and
+    ``places`` the part of the batch's ``padded_index`` that the chunk covers.
     """
 
-    tokens: Tensor
+    width: int
     sequences: Tensor
     lengths: Tensor
     places: slice
+
+    @property
+    def count(self) -> int:
+        return len(self.sequences)
+
+    def rows(self, n_heads: int) -> slice:
+        """The chunk's part of rectangles ``(count, n_heads, width)`` laid end to end."""
+        return slice(self.places.start * n_heads, self.places.stop * n_heads)
 
 
 def chunks(batch: Batch, n_heads: int) -> Iterator[Chunk]:
@@ -68,14 +76,9 @@ def chunks(batch: Batch, n_heads: int) -> Iterator[Chunk]:
         step = max(1, _CHUNK_ELEMENTS // (n_heads * width * width))
         for first in range(0, count, step):
             size = min(step, count - first)
-            places = slice(place + first * width, place + (first + size) * width)
             sequences = batch.bucket_order[row + first : row + first + size]
-            yield Chunk(
-                tokens=batch.padded_index[places].view(size, width),
-                sequences=sequences,
-                lengths=batch.lengths[sequences],
-                places=places,
-            )
+            places = slice(place + first * width, place + (first + size) * width)
+            yield Chunk(width, sequences, batch.lengths[sequences], places)
         place += count * width
         row += count
 
@@ -83,42 +86,35 @@ def chunks(batch: Batch, n_heads: int) -> Iterator[Chunk]:
 class Weights(Protocol):
     """Mixing weights over positions, made for one chunk at a time."""
 
-    @property
-    def n_heads(self) -> int: ...
+    n_heads: int
 
     def of(self, chunk: Chunk) -> Tensor:
-        """``(count, n_heads, width, width)``, output position first.
+        """``(count, n_heads, width, width)``, output position first, for the caller to keep.
 
         Finite everywhere, and zero from a place beyond the sequence to any real position.
         """
         ...
 
 
-@dataclass(frozen=True)
 class CausalAttentionWeights:
-    """Softmax weights of causal attention from ``query`` and ``key (n_tokens, heads, size)``."""
+    """Softmax weights of causal attention from ``query`` and ``key (n_tokens, hidden)``."""
 
-    query: Tensor
-    key: Tensor
-
-    @property
-    def n_heads(self) -> int:
-        return self.query.shape[1]
+    def __init__(self, query: Tensor, key: Tensor, n_heads: int, batch: Batch):
+        self.n_heads = n_heads
+        rows, _ = batch.head_slots(n_heads)
+        self._query, self._key = (
+            x.reshape(len(x) * n_heads, -1).index_select(0, rows) for x in (query, key)
+        )
 
     def of(self, chunk: Chunk) -> Tensor:
-        count, width = chunk.tokens.shape
+        rows, shape = chunk.rows(self.n_heads), (chunk.count * self.n_heads, chunk.width, -1)
+        query, key = self._query[rows].view(shape), self._key[rows].view(shape)
         # Places beyond the sequence follow its real positions, so the causal mask hides them too.
-        future = self.key.new_full((width, width), -torch.inf).triu_(1)
-        logits = torch.baddbmm(
-            future,
-            _head_major(self.query, chunk),
-            _head_major(self.key, chunk).transpose(1, 2),
-            alpha=self.key.shape[-1] ** -0.5,
-        )
-        return logits.softmax(dim=-1).view(count, self.n_heads, width, width)
+        future = key.new_full((chunk.width, chunk.width), -torch.inf).triu_(1)
+        logits = torch.baddbmm(future, query, key.transpose(1, 2), alpha=key.shape[-1] ** -0.5)
+        return logits.softmax(dim=-1).unflatten(0, (chunk.count, self.n_heads))
 
 
-@dataclass(frozen=True)
 class FilterWeights:
     """The weights of a filter over positions, the same in every channel.
 
@@ -126,12 +122,14 @@ class FilterWeights:
     zero beyond it; ``longest`` is at least the width of every bucket.
     """
 
-    response: Tensor
-    n_heads: int = 1
+    n_heads = 1
+
+    def __init__(self, response: Tensor, batch: Batch):
+        self._response = response.index_select(0, batch.padded_index)
 
     def of(self, chunk: Chunk) -> Tensor:
-        width = chunk.tokens.shape[1]
-        return self.response[chunk.tokens, :width][:, None]
+        response = self._response[chunk.places, : chunk.width]
+        return response.unflatten(0, (chunk.count, 1, chunk.width)).clone()
 
 
 @dataclass(frozen=True)
@@ -153,27 +151,62 @@ class Branch:
     share: float = 1.0
     own: Tensor | None = None
 
-    @property
-    def inverse_deviation(self) -> Tensor:
-        """What the LayerNorm multiplies by at every position, ``(n_tokens, 1)``."""
-        return (self.total.var(dim=-1, correction=0, keepdim=True) + self.norm.eps).rsqrt()
+    def at(self, level: Level) -> LinearMap:
+        """The branch's map from head outputs and positions to what it adds to ``level``."""
+        own = self.own
+        if level != "attn":
+            own = self.residual if own is None else own + self.residual
+        if level != "attn_res_ln":
+            return LinearMap(self.output, own, self.bias, self.share)
 
-    def project(self, merged: Tensor) -> Tensor:
-        """Merge heads: ``(n_tokens, heads, value_size)`` to ``(n_tokens, hidden)``."""
-        return F.linear(merged.flatten(1), self.output.flatten(1))
+        def centre(x: Tensor, dim: int) -> Tensor:
+            return x - x.mean(dim=dim, keepdim=True)
 
-    def vectors(self) -> Tensor:
-        """share W^h v^h_j, ``(n_tokens, heads, hidden)``."""
-        return torch.einsum("thv,ohv->tho", self.values, self.share * self.output)
+        gain = self.norm.weight
+        _, _, inverse_deviation = torch.native_layer_norm(
+            self.total, gain.shape, None, None, self.norm.eps
+        )
+        return LinearMap(
+            output=gain[:, None, None] * centre(self.output, dim=0),
+            own=gain * centre(own, dim=-1),
+            bias=gain * centre(self.bias, dim=-1),
+            scale=self.share * inverse_deviation,
+            shift=self.share * self.norm.bias,
+        )
 
-    def normalise(self, part: Tensor) -> Tensor:
-        """The LayerNorm's linear map but for the division: centred, and times gamma."""
-        return (part - part.mean(dim=-1, keepdim=True)) * self.norm.weight
+
+@dataclass(frozen=True)
+class LinearMap:
+    """scale_i (sum_h output^h m^h_i + own_i + bias) + shift for the mixed values m^h_i of a branch.
+
+    ``output (hidden, heads, value_size)``; ``own (n_tokens, hidden)`` or None for zero; ``bias``
+    and ``shift (hidden,)``; ``scale`` a number or ``(n_tokens, 1)``.
+    """
+
+    output: Tensor
+    own: Tensor | None
+    bias: Tensor
+    scale: Tensor | float
+    shift: Tensor | float = 0.0
+
+    def of_others(self, mixed: Tensor) -> Tensor:
+        """From values mixed over other positions, ``(n_tokens, heads * value_size)``."""
+        return F.linear(mixed, self.output.flatten(1)) * self.scale
+
+    def of_own(self, mixed: Tensor) -> Tensor:
+        """From a position's own values times its weights for itself."""
+        own = F.linear(mixed, self.output.flatten(1))
+        return (own if self.own is None else own.add_(self.own)) * self.scale
+
+    def constant(self) -> Tensor:
+        """What belongs to no position, ``(n_tokens, hidden)``, or ``(hidden,)`` if it is constant."""
+        return self.bias * self.scale + self.shift
 
 
 def attention_branch(
     attention: SelfAttention,
     norm: nn.LayerNorm,
+    batch: Batch,
     *,
     query_input: Tensor,
     input: Tensor,
@@ -187,18 +220,14 @@ def attention_branch(
     already; ``total`` is its sum with the attention output, and ``norm`` the LayerNorm that reads
     that sum. All tensors ``(n_tokens, hidden)``.
     """
-    hidden_size = input.shape[-1]
-    key_bias, value_bias = attention.key_value.bias.split(hidden_size)
-    bias = torch.cat((key_bias, torch.zeros_like(value_bias)))
-    key, value = F.linear(input, attention.key_value.weight, bias).split(hidden_size, dim=-1)
-
-    def heads(x: Tensor) -> Tensor:
-        return x.unflatten(-1, (attention.n_heads, -1))
-
+    n_heads = attention.n_heads
+    key_weight, value_weight = attention.key_value.weight.chunk(2)
+    key_bias, value_bias = attention.key_value.bias.chunk(2)
+    query, key = attention.query(query_input), F.linear(input, key_weight, key_bias)
     return Branch(
-        weights=CausalAttentionWeights(heads(attention.query(query_input)), heads(key)),
-        values=heads(value),
-        output=heads(attention.output.weight),
+        weights=CausalAttentionWeights(query, key, n_heads, batch),
+        values=F.linear(input, value_weight).unflatten(-1, (n_heads, -1)),
+        output=attention.output.weight.unflatten(-1, (n_heads, -1)),
         residual=residual,
         total=total,
         bias=attention.output(value_bias),
@@ -227,7 +256,7 @@ def filter_branch(
     units = F.one_hot(batch.positions, longest).to(input.dtype)
     gain = filter.beta.square()
     return Branch(
-        weights=FilterWeights(filter.low_pass(units, batch)),
+        weights=FilterWeights(filter.low_pass(units, batch), batch),
         values=input[:, None],
         output=torch.diag(1 - gain)[:, None],
         own=gain * input,
@@ -264,6 +293,7 @@ def block_branches(
     attention = attention_branch(
         block.attention,
         block.feed_forward_norm if is_classic else block.attention_norm,
+        batch,
         query_input=residual,
         input=input,
         residual=scaled,
@@ -286,23 +316,16 @@ def block_branches(
 
 @dataclass(frozen=True)
 class Contributions:
-    """A layer's output at one level, ``others + own + constant``, each ``(n_tokens, hidden)``.
+    """What positions add to a layer's output at one level, each ``(n_tokens, hidden)``.
 
-    ``others`` is the sum of F_i(x_j) over j != i, ``own`` is F_i(x_i), and ``constant`` belongs to
-    no position. ``other_norms (n_tokens,)``, the sum of |F_i(x_j)| over j != i, is None where it
-    was not asked for.
+    ``others`` is the sum of F_i(x_j) over j != i and ``own`` is F_i(x_i); what they lack of the
+    output is ``level_constant``. ``other_norms (n_tokens,)``, the sum of |F_i(x_j)| over j != i, is
+    None where it was not asked for.
     """
 
     others: Tensor
     own: Tensor
-    constant: Tensor
-    other_norms: Tensor | None = None
-
-    def __add__(self, other: Contributions) -> Contributions:
-        """The sum of two branches, before any norms are taken."""
-        return Contributions(
-            self.others + other.others, self.own + other.own, self.constant + other.constant
-        )
+    other_norms: Tensor | None
 
 
 def decompose_layer(
@@ -314,35 +337,39 @@ def decompose_layer(
 ) -> dict[Level, Contributions]:
     """What positions contribute to a layer's output, at each of ``levels``.
 
-    ``norms=False`` leaves ``other_norms`` out, which saves about half of the work. Time is in
-    O(sum of length^2 x (hidden + heads^2)), memory in O(n_tokens x heads x hidden).
+    ``norms=False`` leaves ``other_norms`` and its work out. Time is in O(n_tokens x hidden^2 +
+    sum of length^2 x (hidden + heads^2)), memory in O(n_tokens x heads x hidden).
     """
-    mixed = [_Rows(batch, branch.values, branch.values.shape[1:]) for branch in branches]
-    self_weights = [_Rows(batch, branch.values, branch.values.shape[1:2]) for branch in branches]
-    part_norms = _part_norms(branches, levels) if norms else {}
-    norm_sums = {kind: _Rows(batch, branches[0].values, ()) for kind in part_norms}
-    for chunk, weights in _mixing(branches, batch):
-        for branch, weight, of_others, of_self in zip(
-            branches, weights, mixed, self_weights, strict=True
-        ):
-            diagonal = weight.diagonal(dim1=-2, dim2=-1)
-            of_self.put(chunk, diagonal.transpose(1, 2))
-            diagonal.zero_()
-            merged = weight.flatten(0, 1) @ _head_major(branch.values, chunk)
-            of_others.put(chunk, merged.unflatten(0, weight.shape[:2]).transpose(1, 2))
+    maps = {level: [branch.at(level) for branch in branches] for level in levels}
+    part_norms = _part_norms(branches, batch, maps) if norms else {}
+    norm_sums = {kind: branches[0].values.new_empty(len(batch.padded_index)) for kind in part_norms}
+    mixers = [_Mixer(branch, batch) for branch in branches]
+    for chunk in _chunks(branches, batch):
+        weights = [mixer.mix(chunk) for mixer in mixers]
         for kind, part_norm in part_norms.items():
-            norm_sums[kind].put(chunk, part_norm.of(chunk, weights).sum(dim=-1))
+            norm_sums[kind][chunk.places] = part_norm.of(chunk, weights).sum(dim=-1).flatten()
+    mixed = [mixer.mixed() for mixer in mixers]
 
     found: dict[Level, Contributions] = {}
-    for branch, of_others, of_self in zip(branches, mixed, self_weights, strict=True):
-        own = branch.project(of_self.tokens()[..., None] * branch.values)
-        of_branch = _at_levels(branch, branch.project(of_others.tokens()), own, levels)
-        found = {level: found[level] + part if found else part for level, part in of_branch.items()}
-    sums = {kind: rows.tokens() for kind, rows in norm_sums.items()}
-    return {
-        level: replace(part, other_norms=sums.get(level == "attn_res_ln"))
-        for level, part in found.items()
-    }
+    for level, of_level in maps.items():
+        norm_sum = norm_sums.get(_is_normalised(level))
+        found[level] = Contributions(
+            others=_total(
+                one.of_others(others) for one, (others, _) in zip(of_level, mixed, strict=True)
+            ),
+            own=_total(one.of_own(own) for one, (_, own) in zip(of_level, mixed, strict=True)),
+            other_norms=None if norm_sum is None else norm_sum[batch.padded_inverse],
+        )
+    return found
+
+
+def level_constant(branches: Sequence[Branch], level: Level) -> Tensor:
+    """What of a layer's output at ``level`` belongs to no position.
+
+    Biases, as they reach that level: ``(n_tokens, hidden)``, or ``(hidden,)`` where it is the same
+    at all positions.
+    """
+    return _total(branch.at(level).constant() for branch in branches)
 
 
 def contribution_norms(
@@ -355,120 +382,127 @@ def contribution_norms(
     a sequence's length hold nothing of meaning.
     """
     contributions = decompose_layer(branches, batch, levels, norms=False)
-    own = {level: part.own.norm(dim=-1) for level, part in contributions.items()}
-    part_norms = _part_norms(branches, levels)
-    for chunk, weights in _mixing(branches, batch):
-        head_mean = weights[0].mean(dim=1)
+    own = {
+        level: part.own.norm(dim=-1)[batch.padded_index] for level, part in contributions.items()
+    }
+    maps = {level: [branch.at(level) for branch in branches] for level in levels}
+    part_norms = _part_norms(branches, batch, maps)
+    for chunk in _chunks(branches, batch):
+        weights = [branch.weights.of(chunk) for branch in branches]
         of_kind = {kind: part_norm.of(chunk, weights) for kind, part_norm in part_norms.items()}
         norms = {}
         for level in levels:
-            norms[level] = of_kind[level == "attn_res_ln"].clone()
-            norms[level].diagonal(dim1=-2, dim2=-1).copy_(own[level][chunk.tokens])
-        yield chunk, head_mean, norms
+            norms[level] = of_kind[_is_normalised(level)].clone()
+            diagonal = norms[level].diagonal(dim1=-2, dim2=-1)
+            diagonal.copy_(own[level][chunk.places].view_as(diagonal))
+        yield chunk, weights[0].mean(dim=1), norms
 
 
-def _mixing(branches: Sequence[Branch], batch: Batch) -> Iterator[tuple[Chunk, list[Tensor]]]:
-    """The chunks of a batch with each branch's mixing weights."""
-    for chunk in chunks(batch, sum(branch.weights.n_heads for branch in branches)):
-        yield chunk, [branch.weights.of(chunk) for branch in branches]
+class _Mixer:
+    """Mixes a branch's values over positions, other positions and the own one apart."""
 
+    def __init__(self, branch: Branch, batch: Batch):
+        self._branch = branch
+        self._n_heads = branch.weights.n_heads
+        rows, self._slots = batch.head_slots(self._n_heads)
+        self._values = branch.values.flatten(0, 1).index_select(0, rows)
+        self._mixed = torch.empty_like(self._values)
+        self._self_weights = self._values.new_empty(len(rows))
 
-def _at_levels(
-    branch: Branch, others: Tensor, own: Tensor, levels: Sequence[Level]
-) -> dict[Level, Contributions]:
-    """One branch's sums at each level from what its mixing gives, all ``(n_tokens, hidden)``."""
-    share = branch.share
-    constant = (share * branch.bias).expand_as(own)
-    if branch.own is not None:
-        own = own + branch.own
-    with_residual = own + branch.residual
-    found: dict[Level, Contributions] = {}
-    for level in levels:
-        if level == "attn":
-            found[level] = Contributions(share * others, share * own, constant)
-        elif level == "attn_res":
-            found[level] = Contributions(share * others, share * with_residual, constant)
-        else:
-            scale = share * branch.inverse_deviation
-            found[level] = Contributions(
-                branch.normalise(others) * scale,
-                branch.normalise(with_residual) * scale,
-                branch.normalise(branch.bias) * scale + share * branch.norm.bias,
-            )
-    return found
+    def mix(self, chunk: Chunk) -> Tensor:
+        """Mix a chunk; returns its weights with a zero diagonal."""
+        rows, shape = chunk.rows(self._n_heads), (chunk.count * self._n_heads, chunk.width, -1)
+        weights = self._branch.weights.of(chunk)
+        diagonal = weights.diagonal(dim1=-2, dim2=-1)
+        self._self_weights[rows] = diagonal.flatten()
+        diagonal.zero_()
+        torch.bmm(
+            weights.flatten(0, 1), self._values[rows].view(shape), out=self._mixed[rows].view(shape)
+        )
+        return weights
+
+    def mixed(self) -> tuple[Tensor, Tensor]:
+        """Values from other positions, and from the own one, ``(n_tokens, heads * value_size)``."""
+        values = self._branch.values
+        others = self._mixed.index_select(0, self._slots).view(len(values), -1)
+        self_weights = self._self_weights[self._slots].view(len(values), -1, 1)
+        return others, (self_weights * values).flatten(1)
 
 
 class _PartNorms:
-    """|F_i(x_j)| for j != i, before (levels ``attn``, ``attn_res``) or after the LayerNorm.
+    """|F_i(x_j)| for j != i at a level, from one linear map per branch.
 
-    The residual and ``own`` only reach j = i, so that the first two levels share these norms.
+    Levels ``attn`` and ``attn_res`` share their norms: the residual and ``own`` only reach j = i.
     """
 
-    def __init__(self, branches: Sequence[Branch], *, normalised: bool):
-        vectors = [branch.vectors() for branch in branches]
-        self._row_scales = None
-        if normalised:
-            vectors = [b.normalise(v) for b, v in zip(branches, vectors, strict=True)]
-            self._row_scales = [branch.inverse_deviation[:, 0] for branch in branches]
-        self._factor = triangular_factor(torch.cat(vectors, dim=1))
+    def __init__(self, branches: Sequence[Branch], maps: Sequence[LinearMap], batch: Batch):
+        vectors = [
+            F.linear(branch.values[:, head], one.output[:, head])
+            for branch, one in zip(branches, maps, strict=True)
+            for head in range(branch.weights.n_heads)
+        ]
+        self._factor = [row[:, batch.padded_index] for row in triangular_factor(vectors)]
+        self._scales = [
+            one.scale if isinstance(one.scale, float) else one.scale[batch.padded_index, 0]
+            for one in maps
+        ]
 
     def of(self, chunk: Chunk, weights: Sequence[Tensor]) -> Tensor:
-        """``(count, width, width)`` from each branch's ``weights``; what it has for j = i is
-        the contribution of the mixing alone."""
-        if self._row_scales is not None:
-            weights = [
-                weight * scale[chunk.tokens][:, None, :, None]
-                for weight, scale in zip(weights, self._row_scales, strict=True)
-            ]
-        heads = [head for weight in weights for head in weight.unbind(dim=1)]
+        """``(count, width, width)`` from each branch's weights; holds for j = i, too, if ``own``
+        and the residual are zero."""
+        heads = []
+        for weight, scale in zip(weights, self._scales, strict=True):
+            if isinstance(scale, Tensor):
+                scale = scale[chunk.places].view(chunk.count, 1, chunk.width, 1)
+            heads += (weight * scale).unbind(dim=1)
         squares = torch.zeros_like(heads[0])
+        along = torch.empty_like(squares)
         for row, entries in enumerate(self._factor):
-            along = torch.zeros_like(squares)
-            for head, entry in zip(heads[row:], entries, strict=True):
-                along.addcmul_(head, entry[chunk.tokens][:, None, :])
+            entries = entries[:, chunk.places].view(-1, chunk.count, 1, chunk.width)
+            torch.mul(heads[row], entries[0], out=along)
+            for head, entry in zip(heads[row + 1 :], entries[1:], strict=True):
+                along.addcmul_(head, entry)
             squares.addcmul_(along, along)
         return squares.sqrt_()
 
 
-def _part_norms(branches: Sequence[Branch], levels: Sequence[Level]) -> dict[bool, _PartNorms]:
-    """The norms that ``levels`` need, by whether they are taken after the LayerNorm."""
-    kinds = {level == "attn_res_ln" for level in levels}
-    return {kind: _PartNorms(branches, normalised=kind) for kind in sorted(kinds)}
+def _is_normalised(level: Level) -> bool:
+    return level == "attn_res_ln"
 
 
-def triangular_factor(vectors: Tensor) -> list[Tensor]:
-    """Rows of upper triangular R with |R a| = |sum_h a_h vectors[:, h]| for every a.
+def _part_norms(
+    branches: Sequence[Branch], batch: Batch, maps: dict[Level, list[LinearMap]]
+) -> dict[bool, _PartNorms]:
+    """The norms that the levels of ``maps`` need, by whether they are taken after the LayerNorm."""
+    kinds = {_is_normalised(level): of_level for level, of_level in maps.items()}
+    return {kind: _PartNorms(branches, of_level, batch) for kind, of_level in kinds.items()}
 
-    ``vectors (n, heads, size)``; returns, per row g, the entries R[g, g:] as ``(heads - g, n)``.
-    Modified Gram-Schmidt rather than a Cholesky factor of the Gram matrix: where heads nearly
-    cancel, that would lose half of the digits.
+
+def _chunks(branches: Sequence[Branch], batch: Batch) -> Iterator[Chunk]:
+    return chunks(batch, sum(branch.weights.n_heads for branch in branches))
+
+
+def _total(terms: Iterable[Tensor]) -> Tensor:
+    return reduce(torch.add, terms)
+
+
+def triangular_factor(vectors: Sequence[Tensor]) -> list[Tensor]:
+    """Rows of upper triangular R with |R a| = |sum_h a_h vectors[h]| for every a.
+
+    ``vectors``: one ``(n, size)`` per head; returns, per row g, the entries R[g, g:] as
+    ``(heads - g, n)``. Modified Gram-Schmidt rather than a Cholesky factor of the Gram matrix:
+    where heads nearly cancel, that would lose half of the digits.
     """
-    remaining = vectors
+    remaining = list(vectors)
     rows = []
-    for _ in range(vectors.shape[1]):
-        length = remaining[:, 0].norm(dim=-1, keepdim=True)
-        direction = remaining[:, 0] / length.clamp_min(torch.finfo(vectors.dtype).tiny)
-        along = (remaining[:, 1:] @ direction[..., None])[..., 0]
-        remaining = remaining[:, 1:] - along[..., None] * direction[:, None]
-        rows.append(torch.cat((length, along), dim=1).T.contiguous())
+    while remaining:
+        first, *remaining = remaining
+        length = first.norm(dim=-1)
+        direction = first / length.clamp_min(torch.finfo(first.dtype).tiny)[:, None]
+        along = [torch.linalg.vecdot(direction, one) for one in remaining]
+        remaining = [
+            one.addcmul(direction, part[:, None], value=-1)
+            for one, part in zip(remaining, along, strict=True)
+        ]
+        rows.append(torch.stack([length, *along]))
     return rows
-
-
-class _Rows:
-    """An array over tokens, ``(n_tokens, *shape)``, filled chunk by chunk."""
-
-    def __init__(self, batch: Batch, like: Tensor, shape: Sequence[int]):
-        self._padded = like.new_empty(len(batch.padded_index), *shape)
-        self._inverse = batch.padded_inverse
-
-    def put(self, chunk: Chunk, values: Tensor) -> None:
-        """Store a chunk's ``values (count, width, *shape)``."""
-        self._padded[chunk.places].view_as(values).copy_(values)
-
-    def tokens(self) -> Tensor:
-        return self._padded.index_select(0, self._inverse)
-
-
-def _head_major(x: Tensor, chunk: Chunk) -> Tensor:
-    """``x (n_tokens, heads, size)`` of a chunk's places, ``(count * heads, width, size)``."""
-    return x[chunk.tokens].transpose(1, 2).flatten(0, 1)

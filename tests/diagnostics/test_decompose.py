@@ -22,6 +22,7 @@ from lastclick.decomposition import (
     block_branches,
     contribution_norms,
     decompose_layer,
+    level_constant,
     triangular_factor,
 )
 from lastclick.diagnostics.decompose import (
@@ -33,7 +34,7 @@ from lastclick.diagnostics.decompose import (
     recent_heatmaps,
     user_mixing_ratios,
 )
-from lastclick.models import bsarec, sasrec
+from lastclick.models import bsarec, duorec, sasrec
 from lastclick.models.attention import SelfAttention
 from lastclick.models.base import Recommender
 
@@ -199,7 +200,7 @@ def test_parts_and_constant_add_up_to_the_blocks_output(kind, alpha):
         found = decompose_layer(branches, batch)
         expected = true_outputs(block, captured)
         for level in LEVELS:
-            total = found[level].others + found[level].own + found[level].constant
+            total = found[level].others + found[level].own + level_constant(branches, level)
             torch.testing.assert_close(total, expected[level], rtol=0, atol=1e-12)
         for sequence in range(batch.n_sequences):
             mine = batch.sequence == sequence
@@ -228,7 +229,6 @@ def test_fast_form_equals_the_materialised_sum(kind, dtype):
                 for name, expected in {
                     "others": every.parts[level].sum(dim=1) - own,
                     "own": own,
-                    "constant": every.constants[level],
                     "other_norms": norms.sum(dim=1) - norms.diagonal(),
                 }.items():
                     torch.testing.assert_close(
@@ -273,7 +273,7 @@ def test_worked_example():
     batch = Batch.of(Sequences.from_lists([[1, 2, 3]]))
     attention = identity_attention(2)
     branch = attention_branch(
-        attention, nn.LayerNorm(2).double().requires_grad_(False),
+        attention, nn.LayerNorm(2).double().requires_grad_(False), batch,
         query_input=x, input=x, residual=x, total=x + attention(x, x, batch),
     )  # fmt: skip
     found = decompose_layer([branch], batch)
@@ -300,7 +300,7 @@ def test_uniform_attention_over_equal_items_has_a_closed_form(alpha):
     x = x.expand(length, 7)
     batch = Batch.of(Sequences.from_lists([[1] * length]))
     branch = attention_branch(
-        identity_attention(7), nn.LayerNorm(7).double().requires_grad_(False),
+        identity_attention(7), nn.LayerNorm(7).double().requires_grad_(False), batch,
         query_input=x, input=x, residual=alpha * x, total=(alpha + 1) * x,
     )  # fmt: skip
     found = decompose_layer([branch], batch)
@@ -395,6 +395,17 @@ def test_the_forward_pass_is_shared_with_scoring():
     assert torch.equal(states, model.encode(batch, residual_scale=0.3))
     every = mixing_ratios(model, batch, residual_scale=0.3)
     assert torch.equal(ratios, every[:, 2:, :1])
+
+
+def test_duorec_is_decomposed_like_the_sasrec_it_is():
+    plain = random_model("post_ln")
+    contrast = duorec.Contrast(weight=0.1, temperature=1.0)
+    sizes = plain.config.model_dump(exclude={"block"})
+    config = duorec.Config(**sizes, unsupervised=contrast, supervised=contrast, cross=contrast)
+    model = duorec.Model(config, N_ITEMS).double().eval()
+    model.load_state_dict(plain.state_dict())
+    batch = random_batch()
+    assert torch.equal(mixing_ratios(model, batch), mixing_ratios(plain, batch))
 
 
 def test_training_mode_and_models_without_item_residual_are_refused():
@@ -519,7 +530,7 @@ def test_triangular_factor_keeps_norms_where_heads_cancel(dtype):
     vectors[0, 1] = -vectors[0, 0]
     vectors[1] = 0.0
     vectors[2, 0] = 0.0
-    rows = triangular_factor(vectors)
+    rows = triangular_factor(vectors.unbind(dim=1))
     assert [tuple(row.shape) for row in rows] == [(3, 11), (2, 11), (1, 11)]
     for coefficients in torch.tensor([[1, 1, 0], [0.5, 0.5, 1], [0, 0, 1], [0.2, 0.7, 0.1]]):
         a = coefficients.to(dtype)

@@ -53,9 +53,9 @@ def encode_and_decompose(
     """The model's outputs and the mixing ratios of the same forward pass.
 
     Returns ``model.encode``'s output ``(n_tokens, hidden_size)`` and the ratios
-    ``(n_layers, n_levels, n_definitions, n_tokens)``, each in 0..1. ``norm_of_sum`` alone costs
-    less than half of both. ``residual_scale`` as in ``model.encode``. Raises ValueError for a model
-    without a residual that carries an item, and for a model in training mode.
+    ``(n_layers, n_levels, n_definitions, n_tokens)``, each in 0..1; fewer levels or definitions cost
+    less. ``residual_scale`` as in ``model.encode``. Raises ValueError for a model without a
+    residual that carries an item, and for a model in training mode.
     """
     states, layers = _encode(model, batch, residual_scale)
     return states, _mixing_ratios(layers, batch, levels, definitions)
