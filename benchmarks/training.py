@@ -199,7 +199,7 @@ def rectools(fabric: Fabric, path: Path, python: str) -> None:
         train(fabric, sequences, validation, n_items)
     script = Path(__file__).with_name("training_rectools.py")
     command = [python, str(script), str(path), "--threads", str(torch.get_num_threads())]
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     theirs = float(found.splitlines()[-1])
     ours = statistics.mean(steps)
     print(f"RecTools {theirs:.2f} s a step, here {ours:.4f} s a step")
