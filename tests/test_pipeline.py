@@ -44,7 +44,16 @@ def test_every_declared_output_is_there_and_nothing_else_is_tracked_by_git(proje
     assert project.run("dvc", "status").stdout.strip() == "Data and pipelines are up to date."
     assert project.run("git", "status", "--porcelain").stdout == ""
     tracked = project.run("git", "ls-files").stdout.splitlines()
-    big = ("data/", "models/", "scores/", "results/", "tables/", "report/", "plots/figures/", ".ckpt/")
+    big = (
+        "data/",
+        "models/",
+        "scores/",
+        "results/",
+        "tables/",
+        "report/",
+        "plots/figures/",
+        ".ckpt/",
+    )
     assert not [name for name in tracked if name.startswith(big)]
 
 
@@ -124,7 +133,9 @@ def test_an_added_seed_runs_its_own_cells_and_the_aggregates(edited):
     stages = set.union(*edited.invalidated())
     cells = {stage for stage in stages if "@" in stage}
     # choose_dropout reads the seeds; its answer stays the same, so train@…-1 does not run.
-    assert all(stage.endswith("-2") for stage in edited.invalidated()[0] if stage.startswith("train"))
+    assert all(
+        stage.endswith("-2") for stage in edited.invalidated()[0] if stage.startswith("train")
+    )
     assert {"train@toy-sasrec-2", "select@toy-sasrec-2"} <= cells
 
 

@@ -82,7 +82,11 @@ class Project:
         for name in filter(None, names.decode().split("\0")):
             source = ROOT / name
             # Results of the repository's own run are not the copy's.
-            if source.is_file() and name != "dvc.lock" and not name.startswith(("metrics/", "plots/")):
+            if (
+                source.is_file()
+                and name != "dvc.lock"
+                and not name.startswith(("metrics/", "plots/"))
+            ):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, folder / name)
         project = cls(folder)

@@ -1,0 +1,122 @@
+"""Killed runs, and DVC's experiments, on the toy project. Minutes each: run by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.toy_project import Project
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A toy project after an undisturbed `dvc repro`."""
+    project = Project.create(tmp_path_factory.mktemp("project"))
+    project.run("dvc", "repro", "--quiet")
+    project.commit("first run")
+    return project
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    paths = [*folder.glob("metrics/*.json"), *folder.glob("plots/data/*.csv")]
+    assert paths
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_killed_at_any_moment_ends_in_the_same_results(project, tmp_path, seed):
+    killed = Project.create(tmp_path / "killed")
+    rng = random.Random(seed)
+    for _ in range(6):
+        running = killed.start("dvc", "repro", "--quiet")
+        try:
+            running.wait(timeout=rng.uniform(2, 15))
+        except Exception as timeout:
+            assert type(timeout).__name__ == "TimeoutExpired"
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+    killed.run("dvc", "repro", "--quiet")
+    assert results(killed.folder) == results(project.folder)
+    left = [path for path in killed.folder.rglob("*.partial") if ".dvc" not in path.parts]
+    assert left == []
+
+
+def test_only_dvc_killed_leaves_no_second_writer_behind(project, tmp_path):
+    # The stage goes on as an orphan; the next run is refused while it trains, or finds it done.
+    killed = Project.create(tmp_path / "orphaned")
+    killed.set_params({"train.max_epochs": 60, "train.patience": 60})
+    running = killed.start("dvc", "repro", "--quiet", "train@toy-sasrec-1")
+    deadline = time.monotonic() + 120
+    while not list((killed.folder / ".ckpt").rglob("*.lock")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    again = killed.run("dvc", "repro", "--quiet", "train@toy-sasrec-1", check=False)
+    if again.returncode:
+        assert "trained by another process" in again.stderr or "another process" in again.stderr
+        time.sleep(30)
+    killed.run("dvc", "repro", "--quiet", "train@toy-sasrec-1")
+
+
+def alphas_of(metrics: Path) -> set[str]:
+    found = json.loads(metrics.read_text())["toy"]["sasrec"]["all"]
+    return {name for name in found if name.startswith("alpha=")}
+
+
+def test_an_experiment_in_the_workspace_reruns_the_scaled_scores(project):
+    done = project.run("dvc", "exp", "run", "-S", "scaling.alphas=[0.0,0.5,1.0]")
+    assert "train@" not in done.stdout.replace("Stage 'train@", "")
+    assert alphas_of(project.folder / "metrics/scale.json") == {"alpha=0", "alpha=0.5", "alpha=1"}
+    project.run("git", "checkout", "--quiet", "--", ".")
+    project.run("dvc", "checkout", "--quiet")
+
+
+def test_experiments_in_copies_run_their_own_code_and_parameters(project):
+    before = results(project.folder)
+    project.run("dvc", "exp", "run", "--temp", "--name", "temporary", "-S", "scaling.alphas=[0.4]")
+    for number, epsilons in enumerate(("[0.05]", "[0.15]")):
+        project.run(
+            "dvc", "exp", "run", "--queue", "--name", f"queued-{number}",
+            "-S", f"selection.epsilons={epsilons}",
+        )  # fmt: skip
+    project.run("dvc", "queue", "start", "--jobs", "2")
+    project.run("dvc", "queue", "logs", "--follow", "queued-1", check=False)
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        status = project.run("dvc", "queue", "status").stdout
+        if "Running" not in status and "Queued" not in status:
+            break
+        time.sleep(2)
+    assert status.count("Success") == 2, status
+    assert results(project.folder) == before
+    shown = json.loads(project.run("dvc", "exp", "show", "--json").stdout)
+    names = {
+        experiment["name"] for commit in shown for experiment in commit.get("experiments") or []
+    }
+    assert {"temporary", "queued-0", "queued-1"} <= names
+    diff = project.run("dvc", "metrics", "diff", "HEAD", "temporary", "--json").stdout
+    assert "alpha=0.4" in diff
+
+
+def test_branches_are_compared_by_metrics_and_plots(project):
+    project.run("git", "checkout", "--quiet", "-b", "variant")
+    project.set_params({"selection.epsilons": [0.0, 0.9]})
+    project.run("dvc", "repro", "--quiet")
+    project.commit("another epsilon")
+    difference = json.loads(project.run("dvc", "metrics", "diff", "main", "--json").stdout)
+    changed = {path for path in difference}
+    assert changed == {"metrics/select.json"}
+    assert "epsilon=0.9" in json.dumps(difference)
+    plots = project.run("dvc", "plots", "diff", "main", "--out", "compared")
+    page = project.folder / "compared" / "index.html"
+    assert page.exists(), plots.stdout
+    project.run("git", "checkout", "--quiet", "main")
+    project.run("dvc", "checkout", "--quiet")
