@@ -172,28 +172,32 @@ def keep_core(interactions: pl.DataFrame, k_core: int) -> tuple[pl.DataFrame, in
     """Keep the largest part in which every user and every item has ``k_core`` interactions.
 
     ``interactions`` are in order of user and time, without consecutive repeats, with small
-    non-negative integers for ids. Each round drops users with fewer than ``k_core``, then items,
-    then the consecutive repeats that this has created; rounds go on until one removes nothing.
-    Removing a user or an item never makes another's count grow, so the result does not depend on
-    the order of removals.
+    non-negative integers for ids. Each round drops users and items with fewer than ``k_core``, then
+    the consecutive repeats that this has created; rounds go on until one removes nothing. Removing
+    a user or an item never makes another's count grow, so the result does not depend on the order
+    of removals, and counts only ever have to be lowered by what was removed.
 
     Returns the rows kept and the number of rounds that removed something.
     """
     users = interactions["user_id"].to_numpy()
     items = interactions["item_id"].to_numpy()
-    n_users, n_items = _n_codes(users), _n_codes(items)
+    user_counts, item_counts = _count(users, _n_codes(users)), _count(items, _n_codes(items))
     is_kept = np.ones(len(users), dtype=bool)
+
+    def keep(stays: np.ndarray) -> None:
+        nonlocal users, items
+        user_counts[:] -= _count(users[~stays], len(user_counts))
+        item_counts[:] -= _count(items[~stays], len(item_counts))
+        users, items = users[stays], items[stays]
+        is_kept[is_kept] = stays
+
     n_rounds = 0
     while True:
-        is_frequent = (_count(users, n_users) >= k_core)[users]
-        is_frequent &= (_count(items[is_frequent], n_items) >= k_core)[items]
+        is_frequent = (user_counts >= k_core)[users] & (item_counts >= k_core)[items]
         if is_frequent.all():
             return interactions.filter(pl.Series(is_kept)), n_rounds
-        users, items = users[is_frequent], items[is_frequent]
-        is_kept[is_kept] = is_frequent
-        is_new = _is_new(users, items)
-        users, items = users[is_new], items[is_new]
-        is_kept[is_kept] = is_new
+        keep(is_frequent)
+        keep(_is_new(users, items))
         n_rounds += 1
 
 
