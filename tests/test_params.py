@@ -102,7 +102,7 @@ def test_a_misspelt_key_is_named_with_its_line_and_the_nearest(tmp_path):
 
 
 def test_a_misspelt_key_of_a_data_set_says_the_nearest(tmp_path):
-    with pytest.raises(UserError, match="datasets.ml-100k.filter_sean.*did you mean 'filter_seen'"):
+    with pytest.raises(UserError, match=r"ml-100k\.filter_sean.*did you mean 'filter_seen'"):
         load_with(tmp_path, "datasets.ml-100k.filter_sean", True)
 
 
@@ -115,7 +115,7 @@ def test_every_slip_is_reported_at_once(tmp_path):
 
 
 def test_a_repeated_name_is_refused(tmp_path):
-    with pytest.raises(UserError, match="run.seeds.*17 more than once"):
+    with pytest.raises(UserError, match=r"run\.seeds.*17 more than once"):
         load_with(tmp_path, "run.seeds", [17, 17])
 
 

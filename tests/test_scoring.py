@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import polars as pl
 import pytest
@@ -62,10 +64,7 @@ def plain_rank(model: Model, history: list[int], item: int, seen: set[int], scal
 
 def histories(found: Evaluation) -> list[list[int]]:
     offsets = found.inputs.offsets
-    return [
-        found.inputs.items[start:end].tolist()
-        for start, end in zip(offsets, offsets[1:], strict=False)
-    ]
+    return [found.inputs.items[start:end].tolist() for start, end in pairwise(offsets)]
 
 
 @pytest.mark.parametrize("filter_seen", [True, False])
