@@ -12,7 +12,7 @@ import pytest
 import torch
 from lightning_fabric import Fabric
 
-from lastclick.artifacts import Fitted, load_model, save_model
+from lastclick.artifacts import Fitted, build_model, load_model, save_model
 from lastclick.errors import UserError
 from lastclick.training import Compute, launch
 from tests.training_example import N_ITEMS, SETTINGS, config_of, train
@@ -31,6 +31,12 @@ def saved(fabric, tmp_path) -> tuple[Path, Fitted]:
     save_model(tmp_path, fitted, model_name="sasrec", config=config_of("sasrec", 0.3),
                n_items=N_ITEMS, seed=17)  # fmt: skip
     return tmp_path, fitted
+
+
+def test_sizes_that_do_not_go_together_are_the_users_to_mend():
+    config = config_of("sasrec", 0.0).model_copy(update={"hidden_size": 9})
+    with pytest.raises(UserError, match=r"check models\.sasrec: hidden_size 9 is not divisible"):
+        build_model("sasrec", config, N_ITEMS)
 
 
 def test_a_saved_model_comes_back_in_evaluation_mode(saved):

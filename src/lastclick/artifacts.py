@@ -60,9 +60,17 @@ def model_module(name: str) -> Any:
 
 
 def build_model(name: str, config: BaseModel | Mapping[str, Any], n_items: int) -> Recommender:
-    """A model with fresh weights, drawn from torch's global random state."""
+    """A model with fresh weights, drawn from torch's global random state.
+
+    Raises UserError when its sizes do not go together, and pydantic's ValidationError when
+    ``config`` is not a configuration of that model.
+    """
     module = model_module(name)
-    return module.Model(module.Config.model_validate(config), n_items)
+    config = module.Config.model_validate(config)
+    try:
+        return module.Model(config, n_items)
+    except ValueError as error:
+        raise UserError(f"{name} cannot be built, check models.{name}: {error}") from None
 
 
 def load_weights(model: Recommender, tensors: Mapping[str, Tensor], source: str) -> None:

@@ -179,11 +179,11 @@ def fit(
 ) -> Fitted:
     """Train a model to early stopping and return the weights of its best epoch.
 
-    ``fabric`` is what ``launch`` returned for ``settings.precision``.
-    ``training`` and ``validation`` hold items of a catalogue 1..``n_items``. ``cell``, where given,
-    is the folder of its checkpoints: an interrupted training of the same model, parameters, data
-    and code is continued, and a finished one returned at once. ``label`` names the training in
-    its progress bar.
+    ``training`` and ``validation`` hold items of a catalogue 1..``n_items``; ``fabric`` is what
+    ``launch`` returned for ``settings.precision``. ``cell``, where given, is the folder of its
+    checkpoints (which every process must be able to read): an interrupted training of the same
+    model, parameters, data and code is continued, and a finished one returned at once. ``label``
+    names the training in its progress bar.
 
     Raises UserError when there is nothing to train or to validate on, when the loss or every
     validation score stops being a number, when memory runs out, and while another process trains
