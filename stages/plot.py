@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
 from lastclick import params, tables
 from lastclick.plotting import heatmaps, last_item, recovery, scaling, selection, shuffle
 from lastclick.plotting.data import SCHEMAS
@@ -17,10 +20,12 @@ FIGURES = Path("plots/figures")
 def main() -> None:
     """Write plots/figures/ from plots/data/."""
     settings = params.load().plots
-    for figure in (shuffle, last_item, heatmaps, scaling, recovery, selection):
-        name = figure.__name__.rpartition(".")[2]
-        marks = tables.read_csv(DATA / f"{name}.csv", SCHEMAS[name])
-        save(figure.figures(marks), FIGURES, settings.formats, settings.dpi)
+    drawn: dict[str, Figure] = {}
+    for module in (shuffle, last_item, heatmaps, scaling, recovery, selection):
+        name = module.__name__.rpartition(".")[2]
+        drawn |= module.figures(tables.read_csv(DATA / f"{name}.csv", SCHEMAS[name]))
+    for name, figure in tqdm(drawn.items(), desc="figures", unit="figure"):
+        save({name: figure}, FIGURES, settings.formats, settings.dpi)
 
 
 if __name__ == "__main__":

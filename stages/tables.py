@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+from tqdm import tqdm
 
 from lastclick import params, tables
 from lastclick.observations import summarise
@@ -50,14 +51,16 @@ def gather(settings: params.Params) -> Study:
         for dataset in covered.datasets
         for model in covered.models
     }
-    findings = {
-        diagnostic: {
-            (dataset, model): summary(diagnostic, cells[dataset, model], settings.evaluation)
-            for dataset in covered.datasets
-            for model in models
-        }
+    parts = [
+        (diagnostic, dataset, model)
         for diagnostic, models in models_of.items()
-    }
+        for dataset in covered.datasets
+        for model in models
+    ]
+    findings: dict[str, dict[tuple[str, str], Any]] = {name: {} for name in models_of}
+    for diagnostic, dataset, model in tqdm(parts, desc="intervals", unit="cell"):
+        found = summary(diagnostic, cells[dataset, model], settings.evaluation)
+        findings[diagnostic][dataset, model] = found
     facts = {
         diagnostic: {
             (dataset, model): [
