@@ -15,8 +15,11 @@ from lastclick.report.page import Drawing, render
 from lastclick.report.sections import CAPTIONS, SECTIONS
 from lastclick.tabulation.contents import TABLES
 from lastclick.tabulation.published import load_published
+from stages import plot
 from stages import report as stage
+from stages import tables as tables_stage
 from tests.conftest import SMALL
+from tests.synthetic import write_run
 
 VOID = {"meta", "link", "img", "br", "hr"}
 
@@ -202,3 +205,20 @@ def test_heatmaps_stand_in_the_order_of_the_run(reported, monkeypatch):
     heatmaps = [name for name in names if name.startswith("figure3")]
     assert heatmaps == [f"figure3_heatmaps_{dataset}_sasrec" for dataset in SMALL]
     assert names.index("figure4_scaling") > names.index(heatmaps[-1])
+
+
+def test_a_run_without_attention_models_is_tabulated_drawn_and_reported(tmp_path, monkeypatch):
+    write_run(
+        tmp_path, ("ml-100k",), ("gru4rec",), (17,), bootstrap_draws=53, formats=("png",),
+        made_up=SMALL,
+    )  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+
+    for one in (tables_stage, plot, stage):
+        one.main()
+
+    page = Path("report/index.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == 2
+    assert "not applicable: a recurrent model has no attention block" in page
+    assert "One training seed" in page
+    assert "seeds ±" not in page
