@@ -35,7 +35,7 @@ def mean_loss(model, sequences: Sequences, seed: int = 0) -> torch.Tensor:
 
 
 def test_the_five_models_are_found():
-    assert {name for name, _ in CASES} == {"bert4rec", "bsarec", "duorec", "gru4rec", "sasrec"}
+    assert {name for name, _ in CASES} >= {"bert4rec", "bsarec", "duorec", "gru4rec", "sasrec"}
 
 
 @NAMES_AND_CHANGES

@@ -12,12 +12,13 @@ alpha is the residual scale of the paper's probe; training always uses 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from lastclick.data.sequences import Batch
 from lastclick.models.layers import Dropout, gather_rows, gather_rows_back
@@ -53,54 +54,109 @@ class SelfAttention(nn.Module):
         n_tokens, hidden_size = input.shape
         head_size = hidden_size // self.n_heads
         rows, slots = batch.head_slots(self.n_heads)
-        sizes = [count * self.n_heads * width for count, width in batch.buckets]
-
-        def rectangles(x: Tensor) -> tuple[Tensor, ...]:
-            """Of each bucket ``(sequences, heads, width, head_size)``."""
-            padded = gather_rows(x.reshape(-1, head_size), rows, slots).split(sizes)
-            return tuple(
-                part.view(count, self.n_heads, width, head_size)
-                for part, (count, width) in zip(padded, batch.buckets, strict=True)
-            )
-
         key, value = self.key_value(input).chunk(2, dim=-1)
-        attended = [
-            self._attend(*part).reshape(-1, head_size)
-            for part in zip(
-                rectangles(self.query(query_input)), rectangles(key), rectangles(value),
-                batch.lengths[batch.bucket_order].split([count for count, _ in batch.buckets]),
-                strict=True,
-            )
-        ]  # fmt: skip
-        merged = gather_rows_back(torch.cat(attended), slots)
+        query, key, value = (
+            gather_rows(x.reshape(-1, head_size), rows, slots)
+            for x in (self.query(query_input), key, value)
+        )
+        masks = None if self.causal else _padding_masks(batch, query.dtype)
+        dropout = self.dropout.probability if self.training else 0.0
+        if dropout == 0 or query.is_cuda:
+            attended = self._fused(query, key, value, batch, masks, dropout)
+        else:
+            shapes = [(count * self.n_heads, width) for count, width in batch.buckets]
+            if self.causal:
+                masks = [query.new_full((width, width), -torch.inf).triu_(1) for _, width in shapes]
+            else:
+                masks = [mask.repeat_interleave(self.n_heads, 0) for mask in masks]
+            attended = _DroppedAttention.apply(query, key, value, shapes, masks, self.dropout)
+        merged = gather_rows_back(attended, slots)
         return self.output(merged.view(n_tokens, hidden_size))
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
-        """Attention in one rectangle of sequences with these ``lengths (sequences,)``.
-
-        Everything else is ``(sequences, heads, width, head_size)``. What comes out at places
-        beyond a sequence is of no use.
-        """
-        n_heads, width, head_size = query.shape[1:]
-        dropout = self.dropout.probability if self.training else 0.0
-        if query.is_cuda or dropout == 0:
+    def _fused(
+        self, query: Tensor, key: Tensor, value: Tensor, batch: Batch, masks: list[Tensor] | None,
+        dropout: float,
+    ) -> Tensor:  # fmt: skip
+        outputs = []
+        start = 0
+        for number, (count, width) in enumerate(batch.buckets):
+            end = start + count * self.n_heads * width
+            rectangles = (
+                x[start:end].view(count, self.n_heads, width, -1) for x in (query, key, value)
+            )
             # Padding follows the real tokens, so a causal mask already hides it from them.
-            mask = None if self.causal else _padding_mask(lengths, query)[:, None]
-            return F.scaled_dot_product_attention(query, key, value, mask, dropout, self.causal)
-        # A CPU has no fused attention with dropout, and torch's fallback is slower than this.
-        if self.causal:
-            mask = query.new_full((width, width), -torch.inf).triu_(1)
-        else:
-            mask = _padding_mask(lengths, query).repeat_interleave(n_heads, 0)
-        query, key, value = (x.flatten(0, 1) for x in (query, key, value))
-        scores = torch.baddbmm(mask, query, key.transpose(1, 2), alpha=head_size**-0.5)
-        return torch.bmm(self.dropout(scores.softmax(-1)), value)
+            mask = None if self.causal else masks[number][:, None]
+            attended = F.scaled_dot_product_attention(
+                *rectangles, attn_mask=mask, dropout_p=dropout, is_causal=self.causal
+            )
+            outputs.append(attended.flatten(0, 2))
+            start = end
+        return torch.cat(outputs)
 
 
-def _padding_mask(lengths: Tensor, query: Tensor) -> Tensor:
-    """What to add to scores so that no place sees padding, ``(sequences, 1, width)``."""
-    padding = torch.arange(query.shape[2], device=query.device) >= lengths[:, None]
-    return query.new_zeros(padding.shape).masked_fill_(padding, -torch.inf)[:, None]
+def _padding_masks(batch: Batch, dtype: torch.dtype) -> list[Tensor]:
+    """Per bucket what to add to scores so that no place sees padding, ``(sequences, 1, width)``."""
+    masks = []
+    lengths = batch.lengths[batch.bucket_order].split([count for count, _ in batch.buckets])
+    for of_bucket, (_, width) in zip(lengths, batch.buckets, strict=True):
+        padding = torch.arange(width, device=of_bucket.device) >= of_bucket[:, None]
+        mask = torch.zeros(padding.shape, dtype=dtype, device=of_bucket.device)
+        masks.append(mask.masked_fill_(padding, -torch.inf)[:, None])
+    return masks
+
+
+def _rectangles(shapes: list[tuple[int, int]], *flat: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The parts of ``flat (slots, head_size)`` as ``(sequences * heads, width, head_size)``."""
+    sizes = [count * width for count, width in shapes]
+    for shape, *parts in zip(shapes, *(x.split(sizes) for x in flat), strict=True):
+        yield tuple(part.view(*shape, -1) for part in parts)
+
+
+class _DroppedAttention(torch.autograd.Function):
+    """Attention with dropout of its weights, in rectangles, on a CPU.
+
+    There torch fuses attention only without dropout; what it does otherwise, rectangle by
+    rectangle, takes twice as long as this.
+    """
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, shapes: list[tuple[int, int]],
+        masks: list[Tensor], dropout: Dropout,
+    ) -> Tensor:  # fmt: skip
+        output = torch.empty_like(query)
+        weights, kept = [], []
+        for mask, (q, k, v, out) in zip(
+            masks, _rectangles(shapes, query, key, value, output), strict=True
+        ):
+            scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
+            weights.append(scores.softmax(-1))
+            kept.append(dropout.factors(weights[-1]))
+            torch.bmm(weights[-1] * kept[-1], v, out=out)
+        ctx.save_for_backward(query, key, value, *weights, *kept)
+        ctx.shapes = shapes
+        return output
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, *saved = ctx.saved_tensors
+        weights, kept = saved[: len(ctx.shapes)], saved[len(ctx.shapes) :]
+        grads = [torch.empty_like(x) for x in (query, key, value)]
+        rectangles = _rectangles(ctx.shapes, query, key, value, grad, *grads)
+        for w, factors, (q, k, v, g, grad_q, grad_k, grad_v) in zip(
+            weights, kept, rectangles, strict=True
+        ):
+            torch.bmm((w * factors).transpose(1, 2), g, out=grad_v)
+            grad_w = torch.bmm(g, v.transpose(1, 2)).mul_(factors)
+            # Through the softmax, and the scale of the scores.
+            grad_scores = grad_w.sub_((grad_w * w).sum(-1, keepdim=True)).mul_(w)
+            grad_scores *= q.shape[-1] ** -0.5
+            torch.bmm(grad_scores, k, out=grad_q)
+            torch.bmm(grad_scores.transpose(1, 2), q, out=grad_k)
+        return *grads, None, None, None
 
 
 class FeedForward(nn.Module):
@@ -148,7 +204,7 @@ class Block(nn.Module):
         x: Tensor,
         batch: Batch,
         *,
-        residual_scale: float | Tensor = 1.0,
+        residual_scale: float = 1.0,
         capture: dict[str, Tensor] | None = None,
         prefix: str = "",
     ) -> Tensor:
@@ -160,7 +216,7 @@ class Block(nn.Module):
         """
         residual = x if self.kind == "post_ln" else self.attention_norm(x)
         attention = self.attention_dropout(self.attention(residual, x, batch))
-        total = residual * residual_scale + attention
+        total = torch.add(attention, residual, alpha=residual_scale)
         norm = self.attention_norm if self.kind == "post_ln" else self.feed_forward_norm
         normalised = norm(total)
         if capture is not None:
@@ -230,11 +286,7 @@ class Encoder(nn.Module):
             embedded = embedded * embedded.shape[-1] ** 0.5
         x = embedded + self.position_embedding(batch.positions)
         x = self.dropout(self.norm(x) if self.kind == "post_ln" else x)
-        scales = torch.as_tensor(residual_scale, dtype=x.dtype, device=x.device)
-        scales = scales.expand(len(self.blocks))
-        for number, block in enumerate(self.blocks, start=1):
-            x = block(
-                x, batch, residual_scale=scales[number - 1], capture=capture,
-                prefix=f"layer{number}.",
-            )  # fmt: skip
+        scales = torch.as_tensor(residual_scale, dtype=torch.float64).expand(len(self.blocks))
+        for number, (block, scale) in enumerate(zip(self.blocks, scales.tolist(), strict=True), 1):
+            x = block(x, batch, residual_scale=scale, capture=capture, prefix=f"layer{number}.")
         return x if self.kind == "post_ln" else self.norm(x)

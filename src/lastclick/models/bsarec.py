@@ -136,7 +136,7 @@ class Block(nn.Module):
         x: Tensor,
         batch: Batch,
         *,
-        residual_scale: float | Tensor = 1.0,
+        residual_scale: float = 1.0,
         capture: dict[str, Tensor] | None = None,
         prefix: str = "",
     ) -> Tensor:
@@ -148,8 +148,8 @@ class Block(nn.Module):
         """
         attention = self.dropout(self.attention(x, x, batch))
         filtered = self.dropout(self.filter(x, batch))
-        total = x * residual_scale + attention
-        filter_total = x * residual_scale + filtered
+        total = torch.add(attention, x, alpha=residual_scale)
+        filter_total = torch.add(filtered, x, alpha=residual_scale)
         blend = (
             self.filter_weight * self.filter_norm(filter_total)
             + (1 - self.filter_weight) * self.attention_norm(total)

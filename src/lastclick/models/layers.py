@@ -28,12 +28,16 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu":
             return F.dropout(x, self.probability)
+        return x * self.factors(x)
+
+    def factors(self, x: Tensor) -> Tensor:
+        """What to multiply the elements of ``x`` with: 0, or the scale of what is kept."""
         n_dropped = round(self.probability * _RANDOM_VALUES)
         bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
         values = bits.view(torch.int16)[: x.numel()].view(x.shape)  # uniform in -2^15 … 2^15 - 1
         kept = torch.empty_like(x)
         torch.ge(values, n_dropped - _RANDOM_VALUES // 2, out=kept)
-        return x * kept.mul_(_RANDOM_VALUES / (_RANDOM_VALUES - n_dropped))
+        return kept.mul_(_RANDOM_VALUES / (_RANDOM_VALUES - n_dropped))
 
     def extra_repr(self) -> str:
         return f"probability={self.probability}"
