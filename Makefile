@@ -22,7 +22,7 @@ reproduce: setup
 	@echo "The report is at $(CURDIR)/report/index.html"
 
 test: setup
-	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest
+	@PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 python -m pytest --numprocesses auto --dist loadfile
 
 lint: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
