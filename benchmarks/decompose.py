@@ -1,6 +1,6 @@
 """The norm decomposition of a whole test set, against the same with every part written out.
 
-    python benchmarks/decompose.py data/interactions/toys.parquet
+    PYTHONPATH=src python benchmarks/decompose.py data/interactions/toys.parquet
 
 Runs each form in a process of its own over the same sequences in the same batches: encode, then all
 three levels and both definitions of the mixing ratio (SASRec, hidden 64, 2 layers, 2 heads, at most

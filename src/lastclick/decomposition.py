@@ -17,7 +17,8 @@ multiplied by gamma.
 
 The value bias b_V is part of the constant: the attention weights of a position sum to 1, so that
 every output receives the same W b_V wherever attention looks. Moving b_V into the bias of the
-output projection changes neither the model nor, counted like this, its decomposition.
+output projection changes neither the model nor, counted like this, its decomposition. Where
+attention sees padding, what it reads from there belongs to no position either.
 
 Nothing of the size sequences x i x j x hidden is ever built. The sum over j != i is a product with
 the weights whose diagonal is zero. For the norm of a single part the vectors W^h v^h_j of one
@@ -97,22 +98,49 @@ class Weights(Protocol):
 
 
 class CausalAttentionWeights:
-    """Softmax weights of causal attention from ``query`` and ``key (n_tokens, hidden)``."""
+    """Softmax weights of causal attention from ``query`` and ``key (n_tokens, hidden)``.
 
-    def __init__(self, query: Tensor, key: Tensor, n_heads: int, batch: Batch):
+    Where attention sees padding, ``padding_key (hidden,)`` is the key of each of the
+    ``padding_counts (n_sequences,)`` places before a sequence; they share the softmax.
+    """
+
+    def __init__(
+        self, query: Tensor, key: Tensor, n_heads: int, batch: Batch,
+        padding_key: Tensor | None = None, padding_counts: Tensor | None = None,
+    ):  # fmt: skip
         self.n_heads = n_heads
-        rows, _ = batch.head_slots(n_heads)
+        self._batch = batch
+        rows, self._slots = batch.head_slots(n_heads)
         self._query, self._key = (
             x.reshape(len(x) * n_heads, -1).index_select(0, rows) for x in (query, key)
         )
+        self._padding_key = None if padding_key is None else padding_key.view(1, n_heads, -1, 1)
+        self._padding_counts = padding_counts
 
     def of(self, chunk: Chunk) -> Tensor:
+        return self._with_padding(chunk)[..., -chunk.width :]
+
+    def of_padding(self) -> Tensor:
+        """The weight of all padding together, ``(n_tokens, n_heads)``."""
+        found = self._query.new_empty(len(self._query))
+        for chunk in chunks(self._batch, self.n_heads):
+            found[chunk.rows(self.n_heads)] = self._with_padding(chunk)[..., 0].flatten()
+        return found[self._slots].view(-1, self.n_heads)
+
+    def _with_padding(self, chunk: Chunk) -> Tensor:
+        """As ``of``, with a first column for the padding where attention sees it."""
         rows, shape = chunk.rows(self.n_heads), (chunk.count * self.n_heads, chunk.width, -1)
         query, key = self._query[rows].view(shape), self._key[rows].view(shape)
+        scale = key.shape[-1] ** -0.5
         # Places beyond the sequence follow its real positions, so the causal mask hides them too.
         future = key.new_full((chunk.width, chunk.width), -torch.inf).triu_(1)
-        logits = torch.baddbmm(future, query, key.transpose(1, 2), alpha=key.shape[-1] ** -0.5)
-        return logits.softmax(dim=-1).unflatten(0, (chunk.count, self.n_heads))
+        logits = torch.baddbmm(future, query, key.transpose(1, 2), alpha=scale)
+        logits = logits.unflatten(0, (chunk.count, self.n_heads))
+        if self._padding_key is not None:
+            padding = query.view(*logits.shape[:-1], -1) @ self._padding_key * scale
+            counts = self._padding_counts[chunk.sequences].to(padding.dtype)
+            logits = torch.cat([padding + counts.log()[:, None, None, None], logits], dim=-1)
+        return logits.softmax(dim=-1)
 
 
 class FilterWeights:
@@ -138,7 +166,7 @@ class Branch:
 
     ``values (n_tokens, heads, value_size)``; ``output (hidden, heads, value_size)``; ``residual``
     (already times alpha), ``own`` (None for zero) and ``total``, the true input of the LayerNorm,
-    are ``(n_tokens, hidden)``; ``bias (hidden,)``.
+    are ``(n_tokens, hidden)``; ``bias`` is ``(hidden,)`` or ``(n_tokens, hidden)``.
     """
 
     weights: Weights
@@ -180,7 +208,7 @@ class LinearMap:
     """scale_i (sum_h output^h m^h_i + own_i + bias) + shift for the mixed values m^h_i of a branch.
 
     ``output (hidden, heads, value_size)``; ``own (n_tokens, hidden)`` or None for zero; ``bias``
-    and ``shift (hidden,)``; ``scale`` a number or ``(n_tokens, 1)``.
+    as in ``Branch``; ``shift (hidden,)``; ``scale`` a number or ``(n_tokens, 1)``.
     """
 
     output: Tensor
@@ -199,7 +227,7 @@ class LinearMap:
         return (own if self.own is None else own.add_(self.own)) * self.scale
 
     def constant(self) -> Tensor:
-        """What belongs to no position, ``(n_tokens, hidden)``, or ``(hidden,)`` if it is constant."""
+        """What belongs to no position, ``(n_tokens, hidden)`` or, if it is constant, ``(hidden,)``."""
         return self.bias * self.scale + self.shift
 
 
@@ -213,24 +241,36 @@ def attention_branch(
     residual: Tensor,
     total: Tensor,
     share: float = 1.0,
+    padding: tuple[Tensor, Tensor] | None = None,
 ) -> Branch:
     """The branch of a causal ``SelfAttention`` and the residual that it is added to.
 
     ``query_input`` and ``input`` are what attention was given; ``residual`` is multiplied by alpha
     already; ``total`` is its sum with the attention output, and ``norm`` the LayerNorm that reads
-    that sum. All tensors ``(n_tokens, hidden)``.
+    that sum. All tensors ``(n_tokens, hidden)``. ``padding``: where attention sees
+    places before the sequences, the vector ``(hidden,)`` that they hold and how many there are of
+    them, ``(n_sequences,)``.
     """
     n_heads = attention.n_heads
     key_weight, value_weight = attention.key_value.weight.chunk(2)
     key_bias, value_bias = attention.key_value.bias.chunk(2)
     query, key = attention.query(query_input), F.linear(input, key_weight, key_bias)
+    if padding is None:
+        weights = CausalAttentionWeights(query, key, n_heads, batch)
+        constant = value_bias
+    else:
+        vector, counts = padding
+        padding_key = F.linear(vector, key_weight, key_bias)
+        weights = CausalAttentionWeights(query, key, n_heads, batch, padding_key, counts)
+        value = F.linear(vector, value_weight).view(n_heads, -1)
+        constant = value_bias + (weights.of_padding()[..., None] * value).flatten(1)
     return Branch(
-        weights=CausalAttentionWeights(query, key, n_heads, batch),
+        weights=weights,
         values=F.linear(input, value_weight).unflatten(-1, (n_heads, -1)),
         output=attention.output.weight.unflatten(-1, (n_heads, -1)),
         residual=residual,
         total=total,
-        bias=attention.output(value_bias),
+        bias=attention.output(constant),
         norm=norm,
         share=share,
     )
@@ -280,7 +320,8 @@ def block_branches(
     A transformer block (``models.attention.Block``) has one. In both kinds the LayerNorm of level
     ``attn_res_ln`` is the one that follows the sum and feeds the feed-forward part:
     ``attention_norm`` in ``post_ln``, ``feed_forward_norm`` in ``classic``, whose residual is the
-    normalised query LN(x) rather than x.
+    normalised query LN(x) rather than x, and in ``pre_ln``. What attention reads where that is
+    neither x nor the residual, and padding that it sees, are captured under names of their own.
 
     BSARec's block has two, each with its residual and LayerNorm, blended by ``filter_weight`` at
     every level. It is known by its filter, so that analysing one model does not depend on the file
@@ -289,16 +330,20 @@ def block_branches(
     input, residual = capture[f"{prefix}input"], capture[f"{prefix}residual"]
     scaled = residual * residual_scale
     has_filter = hasattr(block, "filter")
-    is_classic = not has_filter and block.kind == "classic"
+    is_post_ln = has_filter or block.kind == "post_ln"
+    has_padding = f"{prefix}padding_vector" in capture
     attention = attention_branch(
         block.attention,
-        block.feed_forward_norm if is_classic else block.attention_norm,
+        block.attention_norm if is_post_ln else block.feed_forward_norm,
         batch,
-        query_input=residual,
-        input=input,
+        query_input=capture.get(f"{prefix}query_input", residual),
+        input=capture.get(f"{prefix}attention_input", input),
         residual=scaled,
         total=capture[f"{prefix}sum"],
         share=1 - block.filter_weight if has_filter else 1.0,
+        padding=(capture[f"{prefix}padding_vector"], capture[f"{prefix}padding_counts"])
+        if has_padding
+        else None,
     )
     if not has_filter:
         return (attention,)

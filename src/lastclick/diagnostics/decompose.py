@@ -53,8 +53,8 @@ def encode_and_decompose(
     """The model's outputs and the mixing ratios of the same forward pass.
 
     Returns ``model.encode``'s output ``(n_tokens, hidden_size)`` and the ratios
-    ``(n_layers, n_levels, n_definitions, n_tokens)``, each in 0..1; fewer levels or definitions cost
-    less. ``residual_scale`` as in ``model.encode``. Raises ValueError for a model without a
+    ``(n_layers, n_levels, n_definitions, n_tokens)``, each in 0..1; fewer levels or definitions
+    cost less. ``residual_scale`` as in ``model.encode``. Raises ValueError for a model without a
     residual that carries an item, and for a model in training mode.
     """
     states, layers = _encode(model, batch, residual_scale)
