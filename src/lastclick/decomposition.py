@@ -227,7 +227,7 @@ class LinearMap:
         return (own if self.own is None else own.add_(self.own)) * self.scale
 
     def constant(self) -> Tensor:
-        """What belongs to no position, ``(n_tokens, hidden)`` or, if it is constant, ``(hidden,)``."""
+        """What belongs to no position: ``(n_tokens, hidden)``, or ``(hidden,)`` if constant."""
         return self.bias * self.scale + self.shift
 
 
