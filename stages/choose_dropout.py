@@ -10,14 +10,15 @@ from stages.trainable import Trainable
 def main(dataset: str, model: str) -> None:
     """Train with every dropout of the grid and the first seed; keep the best on validation.
 
-    A data set or model that the section dropout does not name keeps its own value at once. What
-    is trained here stays in the checkpoints, so that train has nothing left to do for that seed.
+    A data set or model that the section dropout does not name keeps its own value at once (null
+    for a model that is given, not trained). What is trained here stays in the checkpoints, so that
+    train has nothing left to do for that seed.
     """
     settings = params.load()
     asked = dataset in settings.dropout.datasets and model in settings.dropout.models
     path = Path("tuning") / dataset / f"{model}.json"
     if not (asked and settings.dropout.grid):
-        own = settings.models[model]["dropout"]
+        own = settings.models[model].get("dropout")
         tables.write_json({"dropout": own, "chosen_on_validation": False}, path)
         return
     trainable = Trainable.prepare(dataset, model, settings)

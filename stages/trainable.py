@@ -31,10 +31,15 @@ class Trainable:
     fabric: Fabric
 
     @classmethod
-    def prepare(cls, dataset: str, model: str, settings: params.Params) -> Trainable:
-        """Read the split of a data set, and start this process's part in training."""
+    def prepare(
+        cls, dataset: str, model: str, settings: params.Params, config: BaseModel | None = None
+    ) -> Trainable:
+        """Read the split of a data set, and start this process's part in training.
+
+        ``config``: that of the model, if it is not in params.yaml.
+        """
         splits = Path("data/splits") / dataset
-        config = params.validate_section(
+        config = config or params.validate_section(
             model_module(model).Config, settings.models[model], f"models.{model}"
         )
         training = tables.read_table(splits / "train.parquet", tables.INTERACTIONS)

@@ -8,6 +8,7 @@ _TITLES = {
     "sasrec": "SASRec",
     "duorec": "DuoRec",
     "bsarec": "BSARec",
+    "imported": "Imported SASRec",
     "beauty": "Beauty",
     "sports": "Sports",
     "video": "Video",

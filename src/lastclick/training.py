@@ -218,6 +218,28 @@ def fit(
         return fitted
 
 
+def validation_ndcg(
+    model: Recommender, validation: Validation, *, batch_size: int, fabric: Fabric
+) -> float:
+    """Mean NDCG@10 over all of ``validation``; NaN where scores are not finite.
+
+    ``model`` is in evaluation mode and on ``fabric``'s device.
+    """
+    counts = _ValidationShare.of(validation, fabric).count_ranks(model, batch_size, fabric)
+    return _ndcg(counts, len(validation.targets), fabric)
+
+
+def _ndcg(counts: Tensor, n_targets: int, fabric: Fabric) -> float:
+    """NDCG@10 from every process's counts of ranks, ``(11,)``; see ``_ValidationShare``."""
+    counts = fabric.all_reduce(counts, reduce_op="sum").tolist()
+    if counts[0]:
+        return math.nan
+    # One relevant item per user: the ideal DCG is 1. Summed rank by rank and not user by user,
+    # so that rounding never tells two equal epochs apart.
+    gains = (counts[rank] / math.log2(1 + rank) for rank in range(1, K + 1))
+    return sum(gains) / n_targets
+
+
 @dataclass(frozen=True)
 class _Job:
     """What to train: every training sequence has two items or more, the validation is sampled."""
@@ -440,13 +462,7 @@ class _Trainer:
         """Mean NDCG@10 over the sampled validation users; NaN where scores are not finite."""
         self.model.eval()
         counts = self.validation.count_ranks(self.model, self.job.settings.batch_size, self.fabric)
-        counts = self.fabric.all_reduce(counts, reduce_op="sum").tolist()
-        if counts[0]:
-            return math.nan
-        # One relevant item per user: the ideal DCG is 1. Summed rank by rank and not user by user,
-        # so that rounding never tells two equal epochs apart.
-        gains = (counts[rank] / math.log2(1 + rank) for rank in range(1, K + 1))
-        return sum(gains) / len(self.job.validation.targets)
+        return _ndcg(counts, len(self.job.validation.targets), self.fabric)
 
     def _save_if_due(self) -> None:
         due = time.monotonic() - self.saved_at >= self.checkpoint_seconds

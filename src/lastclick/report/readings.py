@@ -15,6 +15,7 @@ from lastclick.titles import title
 _RESIDUALS = {
     "post_ln": "the block's own input, before the LayerNorm (post-LN block, as in the paper)",
     "classic": "the normalised query, as the classic block adds it",
+    "pre_ln": "the block's own input, which no LayerNorm touches on its way (pre-LN block)",
 }
 
 
@@ -24,9 +25,18 @@ def mixing_readings(settings: Mapping[str, Any]) -> Iterator[str]:
     ``settings``: params.yaml as a mapping.
     """
     for model in settings["run"]["attention_models"]:
-        block = settings["models"][model].get("block")
+        section = settings["models"][model]
+        block = section.get("block")
         if block in _RESIDUALS:
             yield f"The residual of {title(model)} is {_RESIDUALS[block]}."
+        # Weights that were given may have another block on every data set.
+        for dataset in settings["run"]["datasets"]:
+            checkpoint = section.get("checkpoints", {}).get(dataset)
+            if checkpoint:
+                yield (
+                    f"The residual of {_name(dataset, model)} (layout {checkpoint['layout']}) is "
+                    f"{_RESIDUALS[checkpoint['block']]}."
+                )
 
 
 def scaling_readings(numbers: Numbers) -> Iterator[str]:
