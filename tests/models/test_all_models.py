@@ -151,6 +151,26 @@ def test_the_gradient_reaches_every_weight_but_the_padding_row(name, changes):
 
 
 @NAMES_AND_CHANGES
+def test_half_precision_changes_the_loss_and_its_gradient_only_a_little(name, changes):
+    sequences = random_sequences([5, 2, 11, 13, 17])
+    gradients = []
+    for enabled in (False, True):
+        model = build(name, **changes).train()
+        torch.manual_seed(11)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss = mean_loss(model, sequences)
+        assert loss.dtype == torch.float32
+        loss.backward()
+        gradient = torch.cat([weight.grad.flatten() for weight in model.parameters()])
+        assert gradient.dtype == torch.float32
+        gradients.append((loss.detach(), gradient))
+    (loss, gradient), (rounded_loss, rounded_gradient) = gradients
+    assert not torch.equal(loss, rounded_loss)
+    torch.testing.assert_close(rounded_loss, loss, rtol=0.01, atol=0)
+    assert torch.cosine_similarity(gradient, rounded_gradient, dim=0) > 0.99
+
+
+@NAMES_AND_CHANGES
 def test_equal_seeds_give_equal_models_batches_and_losses(name, changes):
     sequences = random_sequences([5, 2, 11, 13, 17])
     losses = []

@@ -70,9 +70,11 @@ class Sequences:
 
     def take(self, indices: np.ndarray) -> Sequences:
         """The sequences at ``indices``, in that order."""
-        lengths = self.lengths[indices]
+        # Of these alone: a batch must not cost time in proportion to all users.
+        starts = self.offsets[indices]
+        lengths = self.offsets[indices + 1] - starts
         offsets = np.concatenate(([0], np.cumsum(lengths)))
-        token = np.arange(offsets[-1]) + np.repeat(self.offsets[indices] - offsets[:-1], lengths)
+        token = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
         return Sequences(self.user_ids[indices], self.items[token], offsets)
 
     def window(self, *, drop_last: int | np.ndarray = 0, keep: int | None = None) -> Sequences:
