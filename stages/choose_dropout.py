@@ -16,9 +16,9 @@ def main(dataset: str, model: str) -> None:
     """
     settings = params.load()
     asked = dataset in settings.dropout.datasets and model in settings.dropout.models
+    own = settings.models[model].get("dropout")
     path = Path("tuning") / dataset / f"{model}.json"
-    if not (asked and settings.dropout.grid):
-        own = settings.models[model].get("dropout")
+    if own is None or not (asked and settings.dropout.grid):
         tables.write_json({"dropout": own, "chosen_on_validation": False}, path)
         return
     trainable = Trainable.prepare(dataset, model, settings)

@@ -30,8 +30,9 @@ def take_checkpoint(cell: Cell, settings: params.Params) -> None:
     section = params.validate_section(Section, settings.models[cell.model], key)
     if cell.dataset not in section.checkpoints:
         raise UserError(
-            f"params.yaml: {key}.checkpoints names no checkpoint for {cell.dataset}; it is trained "
-            "elsewhere and belongs to one data set's items"
+            f"params.yaml: {key}.checkpoints has none for {cell.dataset} (it has: "
+            f"{', '.join(sorted(section.checkpoints)) or 'nothing'}); a checkpoint belongs to the "
+            "items of one data set"
         )
     given = section.checkpoints[cell.dataset]
     ids = tables.read_table(Path("data/interactions") / f"{cell.dataset}.ids.parquet", tables.IDS)
