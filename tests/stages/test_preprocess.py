@@ -38,7 +38,7 @@ def define(data_set: dict, **preprocessing: object) -> None:
     params["run"] |= {"datasets": ["tiny"], "models": ["sasrec"], "attention_models": ["sasrec"]}
     params["dropout"] |= {"datasets": [], "models": []}
     params["preprocess"] |= {"k_core": 3, **preprocessing}
-    params["datasets"] = {"tiny": {"sources": [], "expected": None, **data_set}}
+    params["datasets"]["tiny"] = {"sources": [], "expected": None, **data_set}
     Path("params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
 
 

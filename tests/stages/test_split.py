@@ -33,7 +33,7 @@ def define(**splitting: object) -> None:
     params["dropout"] |= {"datasets": [], "models": []}
     params["split"] |= splitting
     data_set = {"sources": [], "raw": {"kind": "recbole"}, "filter_seen": True, "expected": None}
-    params["datasets"] = {"tiny": data_set}
+    params["datasets"]["tiny"] = data_set
     Path("params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
 
 
