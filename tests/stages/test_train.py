@@ -38,7 +38,8 @@ def workspace(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     params["run"] |= {"datasets": ["tiny"], "models": ["sasrec"], "attention_models": ["sasrec"]}
-    params["train"] |= {"batch_size": 16, "learning_rate": 0.01, "max_epochs": 3}
+    params["train"] |= {"batch_size": 16, "batch_size_of": {}}
+    params["train"] |= {"learning_rate": 0.01, "max_epochs": 3}
     params["dropout"] = {"grid": [0.5, 0.1], "datasets": [], "models": []}
     params["compute"] |= {"device": "cpu", "threads": 1}
     params["models"]["sasrec"] |= {"hidden_size": 8, "inner_size": 24, "max_length": 11}
