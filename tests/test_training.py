@@ -356,7 +356,7 @@ def train_in_two_processes(tmp_path: Path, *options: str, torchrun: bool = False
             "2",
             "-m",
         ]
-    subprocess.run(command, cwd=ROOT, env=environment(), check=True, timeout=120)
+    subprocess.run(command, cwd=ROOT, env=environment(), check=True, timeout=600)
     return json.loads((tmp_path / "two.json").read_text())
 
 

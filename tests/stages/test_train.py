@@ -146,7 +146,7 @@ def test_several_devices_write_one_model(workspace):
     choose_dropout.main("tiny", "sasrec")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "stages.train", "tiny", "sasrec", "17"]
-    subprocess.run(command, cwd=workspace, env=environment, check=True, timeout=120)
+    subprocess.run(command, cwd=workspace, env=environment, check=True, timeout=600)
     folder = Path("models/tiny/sasrec/17")
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.json",
