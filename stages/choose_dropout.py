@@ -10,6 +10,9 @@ from stages.trainable import Trainable
 def main(dataset: str, model: str) -> None:
     """Train with every dropout of the grid and the first seed; keep the best on validation.
 
+    The best epochs are compared by NDCG@10 on the whole validation partition: early stopping's
+    sample of it is too small to tell neighbouring dropouts apart, and flatters each of them.
+
     A data set or model that the section dropout does not name keeps its own value at once (null
     for a model that is given, not trained). What is trained here stays in the checkpoints, so that
     train has nothing left to do for that seed.
@@ -24,16 +27,20 @@ def main(dataset: str, model: str) -> None:
     trainable = Trainable.prepare(dataset, model, settings)
     seed = settings.run.seeds[0]
     fitted = {dropout: trainable.fit(dropout, seed) for dropout in settings.dropout.grid}
+    ndcg = {
+        dropout: trainable.validation_ndcg(trainable.fitted_model(found, dropout))
+        for dropout, found in fitted.items()
+    }
     if trainable.fabric.is_global_zero:
         tables.write_json(
             {
                 # Among equals the first of the grid.
-                "dropout": max(fitted, key=lambda dropout: fitted[dropout].best_ndcg),
+                "dropout": max(ndcg, key=ndcg.__getitem__),
                 "chosen_on_validation": True,
                 "seed": seed,
                 "grid": {
                     f"{dropout:g}": {
-                        "validation_NDCG@10": found.best_ndcg,
+                        "validation_NDCG@10": ndcg[dropout],
                         "best_epoch": found.best_epoch,
                     }
                     for dropout, found in fitted.items()

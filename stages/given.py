@@ -10,7 +10,6 @@ from lastclick import params, tables
 from lastclick.artifacts import Fitted, build_model, load_weights, model_module, save_model
 from lastclick.errors import UserError
 from lastclick.layouts import Section, read_checkpoint
-from lastclick.training import validation_ndcg
 from stages.cells import Cell
 from stages.trainable import Trainable
 
@@ -41,11 +40,7 @@ def take_checkpoint(cell: Cell, settings: params.Params) -> None:
     trainable = Trainable.prepare(cell.dataset, cell.model, settings, config)
     model = build_model(cell.model, config, trainable.n_items)
     load_weights(model, converted.weights, str(given.path))
-    model = model.to(trainable.fabric.device).eval()
-    ndcg = validation_ndcg(
-        model, trainable.validation, batch_size=trainable.settings.batch_size,
-        fabric=trainable.fabric,
-    )  # fmt: skip
+    ndcg = trainable.validation_ndcg(model)
     if math.isnan(ndcg):
         raise UserError(f"{given.path}: the model's scores are not finite numbers")
     history = [{"epoch": 0, "loss": None, "validation_NDCG@10": ndcg}]

@@ -9,9 +9,10 @@ from lightning_fabric import Fabric
 from pydantic import BaseModel
 
 from lastclick import params, tables
-from lastclick.artifacts import Fitted, model_module
+from lastclick.artifacts import Fitted, build_model, load_weights, model_module
 from lastclick.data.sequences import Sequences
-from lastclick.training import Compute, Settings, Validation, fit, launch
+from lastclick.models.base import Recommender
+from lastclick.training import Compute, Settings, Validation, fit, launch, validation_ndcg
 
 # Outside DVC's outputs, which DVC deletes before it runs a stage.
 CHECKPOINTS = Path(".ckpt")
@@ -74,6 +75,21 @@ class Trainable:
             cell=CHECKPOINTS / self.dataset / self.model / str(seed) / f"dropout-{dropout:g}",
             label=f"{self.dataset} {self.model} seed {seed} dropout {dropout:g}",
         )
+
+    def validation_ndcg(self, model: Recommender) -> float:
+        """NDCG@10 over the whole validation partition, not the sample of early stopping."""
+        return validation_ndcg(
+            model.to(self.fabric.device).eval(),
+            self.validation,
+            batch_size=self.settings.batch_size,
+            fabric=self.fabric,
+        )
+
+    def fitted_model(self, fitted: Fitted, dropout: float) -> Recommender:
+        """The model that was trained with this dropout, as of its best epoch."""
+        model = build_model(self.model, self.configured(dropout), self.n_items)
+        load_weights(model, fitted.weights, f"the training with dropout {dropout:g}")
+        return model
 
 
 def training_settings(train: params.Train, dataset: str) -> Settings:

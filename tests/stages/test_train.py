@@ -19,7 +19,9 @@ import yaml
 from lastclick import tables
 from lastclick.artifacts import load_model
 from lastclick.errors import UserError
+from lastclick.params import load as load_params
 from stages import choose_dropout, train
+from stages.trainable import Trainable
 from tests.training_example import N_ITEMS, sequences
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -105,6 +107,23 @@ def test_dropout_is_the_best_of_the_grid_and_train_has_nothing_left_to_do(worksp
     assert described["validation_NDCG@10"] == measured[0.1]
     assert described["seed"] == 17
     assert load_model(Path("models/tiny/sasrec/17")).n_items == N_ITEMS
+
+
+def test_dropouts_are_compared_on_the_whole_validation_partition(workspace):
+    params = read_params()
+    params["dropout"] |= {"datasets": ["tiny"], "models": ["sasrec"]}
+    params["train"]["validation_users"] = 5
+    write_params(params)
+    choose_dropout.main("tiny", "sasrec")
+    chosen = read("tuning/tiny/sasrec.json")
+    train.main("tiny", "sasrec", 17)
+    trained = load_model(Path("models/tiny/sasrec/17"))
+    trainable = Trainable.prepare("tiny", "sasrec", load_params())
+    expected = trainable.validation_ndcg(trained)
+    best = f"{chosen['dropout']:g}"
+    assert chosen["grid"][best]["validation_NDCG@10"] == expected
+    # What early stopping saw is the five sampled users' value.
+    assert read("models/tiny/sasrec/17/config.json")["validation_NDCG@10"] != expected
 
 
 def test_train_writes_the_same_bytes_after_a_kill_as_undisturbed(workspace):

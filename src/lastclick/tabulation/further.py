@@ -139,7 +139,7 @@ DROPOUT = Layout(
     title="Choice of dropout",
     side=("dataset", "model"),
     across=("dropout",),
-    shows="NDCG@10 on validation for each dropout of the grid, first seed; the highest is used.",
+    shows="NDCG@10 on all of validation for each dropout, first seed; the highest is used.",
     does_not_show="Neighbouring values often differ by less than a seed does.",
 )
 
