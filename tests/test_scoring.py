@@ -113,7 +113,8 @@ def test_scaled_and_earlier_outputs_are_ranked_as_each_user_alone(model):
         history, target = by_user[row["user_id"]], targets[row["user_id"]]
         conditions.add((row["layers"], row["alpha"], row["offset"]))
         # The earlier outputs are those within the window that the model reads at L.
-        shortened = history[-MAX_LENGTH:][: len(history[-MAX_LENGTH:]) - row["offset"]]
+        window = history[-MAX_LENGTH:]
+        shortened = window[: max(len(window) - row["offset"], 0)]
         if not shortened:
             assert row["target_rank"] is None
             continue
