@@ -31,8 +31,8 @@ lint: setup
 lock: setup
 	$(BIN)/python -m pip install --quiet pip-tools
 	$(BIN)/pip-compile --quiet --upgrade --strip-extras --no-header --no-annotate --no-emit-options \
-	  --no-emit-index-url --no-emit-find-links --output-file .lock.tmp requirements.in
-	{ sed -n '/^#/p' requirements.lock; sed '/^#/d; s/^\(torch==[0-9.]*\)+.*/\1/' .lock.tmp; } > .lock.new
+	  --output-file .lock.tmp requirements.in
+	{ sed -n '/^#/p' requirements.lock; sed '/^[-#]/d; s/^\(torch==[0-9.]*\)+.*/\1/' .lock.tmp; } > .lock.new
 	mv .lock.new requirements.lock && rm .lock.tmp
 
 clean:

@@ -657,7 +657,7 @@ def test_a_wheel_that_does_not_give_the_file(wheelhouse, incoming, raw_folder, s
         {"url": "http://example.org/x.csv"},
         {"url": "https://example.org/x.csv", "sha256": "abc"},
         {"url": "https://example.org/x.csv", "wheel": "x"},
-        {"wheel": "--index-url=x", "version": "1", "member": "m", "sha256": "0" * 64},
+        {"wheel": "--option=x", "version": "1", "member": "m", "sha256": "0" * 64},
         {"wheel": "x", "version": "1 --pre", "member": "m", "sha256": "0" * 64},
         {"wheel": "x", "version": "1", "member": "m"},
         {"manual": "Ask.", "raw": {"kind": "parquet"}},
