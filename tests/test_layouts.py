@@ -497,6 +497,17 @@ def test_a_missing_file_is_named(tmp_path):
     assert "gone.pth cannot be read" in refused({**block, "path": str(tmp_path / "gone.pth")})
 
 
+def test_an_archive_whose_names_are_no_text_is_refused(tmp_path):
+    _, block = saved("recbole", tmp_path)
+    path = Path(block["path"])
+    content = bytearray(path.read_bytes())
+    entry = content.rindex(b"PK\x01\x02")
+    content[entry + 9] |= 0x08  # the flag that says: this name is UTF-8
+    content[entry + 46] = 0x80  # which no UTF-8 text begins with
+    path.write_bytes(content)
+    assert "is damaged" in refused({**block, "sha256": digest(path)})
+
+
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_cut_and_flipped_files_are_refused_or_read(data, tmp_path_factory):

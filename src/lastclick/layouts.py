@@ -40,6 +40,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from lastclick.data.archives import DAMAGED
 from lastclick.errors import UserError
 from lastclick.models.attention import Activation
 
@@ -213,7 +214,7 @@ def _read_torch(path: Path) -> Mapping[Any, Any]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-    except zipfile.BadZipFile as error:
+    except DAMAGED as error:
         raise UserError(f"{path} is damaged: {error}") from None
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
         raise UserError(f"{path} holds compressed members, which torch.save never writes: refused")
@@ -225,7 +226,7 @@ def _read_torch(path: Path) -> Mapping[Any, Any]:
             "it was trained, save the weights alone: torch.save(model.state_dict(), path), or of a "
             'whole checkpoint torch.save(checkpoint["state_dict"], path)'
         ) from None
-    except (RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (RuntimeError, EOFError, LookupError, TypeError, AttributeError, *DAMAGED) as error:
         raise UserError(f"{path} is damaged: {error}") from None
     if not isinstance(content, Mapping):
         raise UserError(f"{path} holds a {type(content).__name__}, not a state dict")

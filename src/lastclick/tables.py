@@ -144,7 +144,9 @@ def read_csv(path: Path, schema: Schema) -> pl.DataFrame:
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; run `dvc repro` to make it") from None
     except pl.exceptions.PolarsError as error:
-        raise UserError(f"{path} cannot be read as CSV ({error}); delete it and run again") from None
+        raise UserError(
+            f"{path} cannot be read as CSV ({error}); delete it and run again"
+        ) from None
     return frame.select(*schema)
 
 

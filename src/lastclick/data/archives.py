@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 import shutil
 import stat
+import struct
 import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from lastclick.errors import UserError
+
+#: What zipfile raises for bytes that are no whole archive; ValueError for names that are no text.
+DAMAGED = (zipfile.BadZipFile, NotImplementedError, OverflowError, ValueError, struct.error)
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ def extract_member(
             # zipfile stops at the size that the archive states, and checks its checksum.
             with opened.open(info) as source, destination.open("wb") as target:
                 shutil.copyfileobj(source, target, 1 << 20)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        except (*DAMAGED, zlib.error, EOFError) as error:
             destination.unlink(missing_ok=True)
             raise UserError(f"{archive}: {member!r} is damaged: {error}") from None
 
@@ -77,7 +81,7 @@ def extract_member(
 def _opened(archive: Path) -> zipfile.ZipFile:
     try:
         opened = zipfile.ZipFile(archive)
-    except (zipfile.BadZipFile, NotImplementedError) as error:
+    except DAMAGED as error:
         raise UserError(f"{archive} is not a whole zip archive: {error}") from None
     for name in opened.namelist():
         path = PurePosixPath(name.replace("\\", "/"))
