@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lastclick.data.sequences import Batch, Sequences
-from lastclick.diagnostics.decompose import mixing_ratios
+from lastclick.mixing import mixing_ratios
 from lastclick.models import sasrec
 
 MAX_LENGTH, BATCH_SIZE = 128, 256

@@ -16,8 +16,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lastclick.data.sequences import Batch, Sequences, like_lengths
-from lastclick.diagnostics.decompose import DEFINITIONS, encode_and_decompose
 from lastclick.errors import UserError
+from lastclick.mixing import DEFINITIONS, encode_and_decompose
 from lastclick.models.base import Recommender
 from lastclick.ranking import NonFiniteScoresError, Ranks, SeenItems, ranks_of, top_k
 

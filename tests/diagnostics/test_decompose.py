@@ -26,14 +26,12 @@ from lastclick.decomposition import (
     triangular_factor,
 )
 from lastclick.diagnostics.decompose import (
-    DEFINITIONS,
     decompose_all,
     decompose_observations,
-    encode_and_decompose,
-    mixing_ratios,
     recent_heatmaps,
     user_mixing_ratios,
 )
+from lastclick.mixing import DEFINITIONS, encode_and_decompose, mixing_ratios
 from lastclick.models import bsarec, duorec, sasrec
 from lastclick.models.attention import SelfAttention
 from lastclick.models.base import Recommender
