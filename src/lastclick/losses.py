@@ -29,11 +29,12 @@ _CHUNK_LOGITS = {"cpu": 8_000_000, "cuda": 64_000_000}
 # Below this many tokens a product re-reads the item weights too often to be efficient, so a huge
 # catalogue gets a larger buffer instead: 150,000 items need 73 MiB.
 _MIN_CHUNK_TOKENS = 128
-# exp(50) times a catalogue of any size, and its inverse, stay far inside float32.
-_SAFE_LOGIT = 50.0
-# exp(-80) beside a largest term of 1 is nothing, in float64 too. Below -87 a float32 result is
-# denormal, and MKL's exp was measured to be 50 to 150 times slower there.
-_NEGLIGIBLE_LOGIT = -80.0
+# Logits in ±40 need no shift: their exps, sums of them over any catalogue, and the products of
+# these with the gradients' factors all stay normal float32 numbers.
+_SAFE_LOGIT = 40.0
+# exp(-50) beside a largest term of 1 is nothing, in float64 too. Far smaller ones would become
+# denormal, in MKL's exp or in the products, and each of these then takes 10 to 100 times as long.
+_NEGLIGIBLE_LOGIT = -50.0
 
 
 def linear_cross_entropy(
