@@ -10,10 +10,10 @@ One step is the loss and its gradients with respect to hidden states and item we
              layout as the fused loss: the time to beat, and not to be beaten in float32;
 - fused:     linear_cross_entropy and its backward pass, fp32 and bf16.
 
-The contestants take turns, so that a disturbance of the machine hits all of them. A turn is two
-steps and the second counts: the first finds the memory allocator as the one before left it. The
-fastest turn counts, the median is printed beside it. Errors are relative to the largest value of
-the same quantity computed in float64.
+In each repetition every contestant does two steps, and the second counts: the first finds the
+memory allocator as another contestant left it. A ratio is the median over the repetitions of the
+ratio within each, so that a machine that slows down slows both sides of it. Errors are relative to
+the largest value of the same quantity computed in float64.
 """
 
 from __future__ import annotations
@@ -72,19 +72,12 @@ def main() -> None:
     steps["products"] = lambda: products(hidden, weight, chunk_tokens)
     seconds = time_in_turns(steps, arguments.repetitions)
 
-    fastest = {name: min(times) for name, times in seconds.items()}
     for name, times in seconds.items():
-        print(
-            f"{name:11} {1e3 * fastest[name]:8.1f} ms (median {1e3 * statistics.median(times):.1f})"
-        )
-    print(
-        f"fused fp32 is {fastest['unfused'] / fastest['fused fp32']:.2f} times as fast as unfused"
-    )
-    print(f"fused fp32 takes {fastest['fused fp32'] / fastest['products']:.2f} times the products")
-    print(
-        f"fused bf16 is {fastest['unfused'] / fastest['fused bf16']:.2f} times as fast as unfused"
-    )
-    print(f"fused bf16 takes {fastest['fused bf16'] / fastest['products']:.2f} times the products")
+        print(f"{name:11} {1e3 * statistics.median(times):8.1f} ms (least {1e3 * min(times):.1f})")
+    for name in ("fused fp32", "fused bf16"):
+        speedup = median_ratio(seconds["unfused"], seconds[name])
+        overhead = median_ratio(seconds[name], seconds["products"])
+        print(f"{name}: {speedup:.2f} x as fast as unfused; takes {overhead:.2f} x the products")
 
     exact = loss_and_gradients(row_0_left_out, hidden.double(), weight.double(), target)
     for name in ("fused fp32", "fused bf16"):
@@ -135,6 +128,10 @@ def time_in_turns(
             step()
             seconds[name].append(time.perf_counter() - start)
     return seconds
+
+
+def median_ratio(numerators: list[float], denominators: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
 
 
 def relative_error(found: Tensor, exact: Tensor) -> float:
