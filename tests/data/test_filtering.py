@@ -237,14 +237,15 @@ def test_shuffling_ties_moves_rows_inside_ties_only(rows, seed):
 
 
 @pytest.mark.parametrize("ties", ["source", "shuffled"])
-def test_sorting_and_counting_in_parts_is_sorting_and_counting(monkeypatch, ties):
+def test_working_in_blocks_and_parts_changes_nothing(monkeypatch, ties):
     rows = seeded_hash(np.arange(1009), 3)
     names = {"user_id": rows % 31, "item_id": rows // 31 % 53, "timestamp": rows // 1643 % 7}
     table = pl.DataFrame(names).cast(pl.Int64)
     whole = preprocess(table, k_core=17, ties=ties)
     assert 0 < whole.report.n_interactions < 1009
-    for block_rows in (1, 101):
+    for block_rows, part_rows in ((1, 1), (101, 7)):
         monkeypatch.setattr("lastclick.data.filtering.BLOCK_ROWS", block_rows)
+        monkeypatch.setattr("lastclick.data.parts.PART_ROWS", part_rows)
         parts = preprocess(table, k_core=17, ties=ties)
         assert parts.interactions.equals(whole.interactions)
         assert parts.report == whole.report

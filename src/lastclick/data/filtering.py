@@ -15,10 +15,11 @@ import polars as pl
 
 from lastclick.data.encoding import encode
 from lastclick.data.hashing import seeded_hash
+from lastclick.data.parts import parts_of
 from lastclick.errors import UserError
 
 SECONDS_PER_DAY = 86_400
-#: Large enough to keep the processor busy, small enough that working copies hardly count.
+#: Rows sorted at a time: enough to keep all threads busy, so few that working copies hardly count.
 BLOCK_ROWS = 2**24
 
 
@@ -145,11 +146,13 @@ def sort_by_user_and_time(
 
 
 def _blocks_of_users(users: np.ndarray) -> Iterator[tuple[int, int]]:
-    """First and last user of blocks of about ``BLOCK_ROWS`` rows, in order."""
-    block = np.cumsum(_count(users, _n_codes(users))) // BLOCK_ROWS
-    last = np.append(np.flatnonzero(np.diff(block)), len(block) - 1)
-    first = np.append(0, last[:-1] + 1)
-    return zip(first.tolist(), last.tolist(), strict=True)
+    """First and last user of blocks of about ``BLOCK_ROWS`` rows that together hold all rows."""
+    n_blocks = -(-len(users) // BLOCK_ROWS)
+    sample = np.sort(users[:: max(len(users) // (100 * n_blocks), 1)])
+    starts = np.unique(sample[len(sample) * np.arange(1, n_blocks) // n_blocks])
+    first = np.concatenate(([0], starts[starts > 0])).tolist()
+    last = [start - 1 for start in first[1:]]
+    return zip(first, [*last, int(users.max())], strict=True)
 
 
 def _stably_sorted(interactions: pl.DataFrame) -> pl.DataFrame:
@@ -179,26 +182,51 @@ def keep_core(interactions: pl.DataFrame, k_core: int) -> tuple[pl.DataFrame, in
 
     Returns the rows kept and the number of rounds that removed something.
     """
-    users = interactions["user_id"].to_numpy()
-    items = interactions["item_id"].to_numpy()
-    user_counts, item_counts = _count(users, _n_codes(users)), _count(items, _n_codes(items))
+    # Copies, since what is left moves to their front.
+    users = interactions["user_id"].to_numpy().copy()
+    items = interactions["item_id"].to_numpy().copy()
+    user_counts, item_counts = _count(users), _count(items)
     is_kept = np.ones(len(users), dtype=bool)
-
-    def keep(stays: np.ndarray) -> None:
-        nonlocal users, items
-        user_counts[:] -= _count(users[~stays], len(user_counts))
-        item_counts[:] -= _count(items[~stays], len(item_counts))
-        users, items = users[stays], items[stays]
-        is_kept[is_kept] = stays
-
-    n_rounds = 0
+    n_left, n_rounds = len(users), 0
     while True:
-        is_frequent = (user_counts >= k_core)[users] & (item_counts >= k_core)[items]
-        if is_frequent.all():
+        stays = _core_round(users[:n_left], items[:n_left], user_counts, item_counts, k_core)
+        if stays.all():
             return interactions.filter(pl.Series(is_kept)), n_rounds
-        keep(is_frequent)
-        keep(_is_new(users, items))
+        is_kept[is_kept] = stays
+        n_left = np.count_nonzero(stays)
         n_rounds += 1
+
+
+def _core_round(
+    users: np.ndarray,
+    items: np.ndarray,
+    user_counts: np.ndarray,
+    item_counts: np.ndarray,
+    k_core: int,
+) -> np.ndarray:
+    """Remove rare users and items, and then consecutive repeats; return the mask of what stays.
+
+    Changes its arguments: ``users`` and ``items`` begin with what stays, and the counts, by user
+    and by item, are lowered by what goes.
+    """
+    is_frequent_user, is_frequent_item = user_counts >= k_core, item_counts >= k_core
+    stays = np.empty(len(users), dtype=bool)
+    n_left = 0
+    for part in parts_of(len(users)):
+        part_users, part_items, part_stays = users[part], items[part], stays[part]
+        part_stays[:] = is_frequent_user[part_users] & is_frequent_item[part_items]
+        left_users, left_items = part_users[part_stays], part_items[part_stays]
+        is_new = _is_new(left_users, left_items)
+        if n_left and len(is_new):
+            before = users[n_left - 1], items[n_left - 1]
+            is_new[0] = before != (left_users[0], left_items[0])
+        part_stays[part_stays] = is_new
+        np.subtract.at(user_counts, part_users[~part_stays], 1)
+        np.subtract.at(item_counts, part_items[~part_stays], 1)
+        end = n_left + np.count_nonzero(is_new)
+        users[n_left:end], items[n_left:end] = left_users[is_new], left_items[is_new]
+        n_left = end
+    return stays
 
 
 def _is_new(users: np.ndarray, items: np.ndarray) -> np.ndarray:
@@ -208,22 +236,18 @@ def _is_new(users: np.ndarray, items: np.ndarray) -> np.ndarray:
     return is_new
 
 
-def _n_codes(codes: np.ndarray) -> int:
-    return int(codes.max()) + 1 if len(codes) else 0
-
-
-def _count(codes: np.ndarray, n_codes: int) -> np.ndarray:
-    """How often each of 0 … n_codes - 1 occurs."""
-    counts = np.zeros(n_codes, dtype=np.int64)
-    # Part by part, because bincount widens all that it is given to 8 bytes.
-    for start in range(0, len(codes), BLOCK_ROWS):
-        counts += np.bincount(codes[start : start + BLOCK_ROWS], minlength=n_codes)
+def _count(codes: np.ndarray) -> np.ndarray:
+    """How often each code from 0 to the largest occurs."""
+    counts = np.zeros(codes.max(initial=0) + 1, dtype=np.int64)
+    for part in parts_of(len(codes)):
+        np.add.at(counts, codes[part], 1)
     return counts
 
 
 def _renumber(codes: pl.Series, raw_ids: pl.Series, kind: str) -> tuple[pl.Series, pl.DataFrame]:
     """Number the codes that occur from 1, in order; return the new column and its id table."""
-    occurs = _count(codes.to_numpy(), len(raw_ids)) > 0
+    occurs = np.zeros(len(raw_ids), dtype=bool)
+    occurs[codes.to_numpy()] = True
     dense = np.cumsum(occurs, dtype=np.int32)
     ids = pl.DataFrame({"raw_id": raw_ids.filter(pl.Series(occurs))}).select(
         kind=pl.lit(kind), id=pl.int_range(1, pl.len() + 1, dtype=pl.Int32), raw_id="raw_id"

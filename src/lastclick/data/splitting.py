@@ -42,6 +42,7 @@ import numpy as np
 import polars as pl
 
 from lastclick.data.hashing import seeded_hash
+from lastclick.data.parts import parts_of
 from lastclick.errors import UserError
 
 MIN_TRAIN_LENGTH = 2
@@ -184,10 +185,34 @@ def time_quantile(timestamps: np.ndarray, quantile: float) -> Fraction:
     """
     position = Fraction(str(quantile)) * (len(timestamps) - 1)
     below = position.numerator // position.denominator
-    above = min(below + 1, len(timestamps) - 1)
-    ordered = np.partition(timestamps, (below, above))
-    lower, upper = int(ordered[below]), int(ordered[above])
+    lower, upper = _in_order(timestamps, below, min(below + 1, len(timestamps) - 1))
     return lower + (position - below) * (upper - lower)
+
+
+def _in_order(values: np.ndarray, *places: int) -> list[int]:
+    """The integers at ``places`` (increasing, from 0) of the sorted ``values``.
+
+    Counts values by their leading bits first, so that only those near the places are sorted.
+    """
+    lowest, highest = int(values.min()), int(values.max())
+    dropped_bits = np.uint64(max((highest - lowest).bit_length() - 16, 0))
+    origin = np.uint64(lowest % 2**64)
+
+    def leading(part: slice) -> np.ndarray:
+        # Modulo 2**64 the difference is right even where it would not fit a signed integer.
+        return ((values[part].astype(np.uint64) - origin) >> dropped_bits).astype(np.int64)
+
+    n_below = np.zeros(2**16 + 1, dtype=np.int64)
+    for part in parts_of(len(values)):
+        n_below[1:] += np.bincount(leading(part), minlength=2**16)
+    np.cumsum(n_below, out=n_below)
+    first, *_, last = np.searchsorted(n_below, places, side="right") - 1
+    near = []
+    for part in parts_of(len(values)):
+        buckets = leading(part)
+        near.append(values[part][(buckets >= first) & (buckets <= last)])
+    ordered = np.sort(np.concatenate(near))
+    return [int(ordered[place - n_below[first]]) for place in places]
 
 
 def _users(interactions: pl.DataFrame) -> _Users:
