@@ -250,7 +250,7 @@ def aligned_rows(n_rows: int, n_columns: int, *, like: Tensor) -> Tensor:
 
 
 def _logits_are_small(hidden: Tensor, items: Tensor, bias: Tensor | None) -> bool:
-    """Whether exp(logit) is safe as it is, so that three passes over every chunk can be saved.
+    """Whether exp(logit) is safe as it is, so that two passes over every chunk can be saved.
 
     |h · w + b| <= max |h| max |w| + max |b| (Cauchy-Schwarz). A NaN is not small. Not asked on a
     GPU, which would have to wait for the answer.
