@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Reduction = Literal["mean", "sum"]
@@ -29,6 +30,9 @@ _CHUNK_LOGITS = {"cpu": 8_000_000, "cuda": 64_000_000}
 # Below this many tokens a product re-reads the item weights too often to be efficient, so a huge
 # catalogue gets a larger buffer instead: 150,000 items need 73 MiB.
 _MIN_CHUNK_TOKENS = 128
+# oneDNN, which computes "bf16" on a CPU, builds a kernel for each new shape of a product, and numbers
+# of tokens are new at every step: building took a third of the loss. So chunks get filled up.
+_BF16_CHUNK_MULTIPLE = 16
 # Logits in ±40 need no shift: their exps, sums of them over any catalogue, and the products of
 # these with the gradients' factors all stay normal float32 numbers.
 _SAFE_LOGIT = 40.0
@@ -152,24 +156,26 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype = torch.float32
         if precision == "fp32" and any(t is not None and t.dtype == torch.float64 for t in inputs):
             dtype = torch.float64
+        n_tokens = len(hidden)
+        scales = hidden.new_full((n_tokens, 1), scale, dtype=dtype)
+        operands = [None if t is None else t.to(dtype) for t in inputs]
+        if precision == "bf16" and not hidden.is_cuda:
+            chunk_tokens = _round_up(chunk_tokens, _BF16_CHUNK_MULTIPLE)
+            filling = _round_up(n_tokens, _BF16_CHUNK_MULTIPLE) - n_tokens
+            operands[0] = F.pad(operands[0], (0, 0, 0, filling))
+            scales = F.pad(scales, (0, 0, 0, filling))  # 0: no part of loss or gradients
+            target = F.pad(target, (0, filling), value=1)
         # Under torch.no_grad() needs_input_grad still says what the inputs ask for.
         gradients = [
-            torch.zeros(t.shape, dtype=dtype, device=t.device) if needed and grad_enabled else None
-            for t, needed in zip(inputs, ctx.needs_input_grad, strict=False)
+            torch.zeros_like(t) if needed and grad_enabled else None
+            for t, needed in zip(operands, ctx.needs_input_grad, strict=False)
         ]
         # Autocast would choose the products' type in our place.
         with torch.autocast(hidden.device.type, enabled=False), _matmul_precision(precision):
-            loss = _accumulate(
-                *(None if t is None else t.to(dtype) for t in inputs),
-                target,
-                scale,
-                precision,
-                chunk_tokens,
-                *gradients,
-            )
+            loss = _accumulate(*operands, target, scales, precision, chunk_tokens, *gradients)
         ctx.save_for_backward(
             *(
-                None if gradient is None else gradient.to(t.dtype)
+                None if gradient is None else gradient[: len(t)].to(t.dtype)
                 for t, gradient in zip(inputs, gradients, strict=True)
             )
         )
@@ -190,14 +196,17 @@ def _accumulate(
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
-    scale: float,
+    scales: Tensor,
     precision: Precision,
     chunk_tokens: int,
     grad_hidden: Tensor | None,
     grad_weight: Tensor | None,
     grad_bias: Tensor | None,
 ) -> Tensor:
-    """Return `scale` times the summed loss; add its gradients to the given zeros (None: skip)."""
+    """Return the sum of every token's loss times its scale, `scales (n_tokens, 1)`.
+
+    Its gradients are added to the given zeros (None: skip).
+    """
     items, item_bias = weight[1:], None if bias is None else bias[1:]
     label = (target.long() - 1).unsqueeze(1)
     shift = not _logits_are_small(hidden, items, item_bias)
@@ -227,7 +236,7 @@ def _accumulate(
             continue
         # Dividing by the total here, on vectors, saves a pass over the chunk.
         errors = exps.scatter_(1, y, exps.gather(1, y) - total)
-        factor = scale / total
+        factor = scales[rows] / total
         if grad_hidden is not None:
             _matmul(errors, items, precision, out=grad_hidden[rows])
             grad_hidden[rows] *= factor
@@ -235,7 +244,11 @@ def _accumulate(
             _add_matmul(grad_weight[1:], errors.T, states * factor, precision)
         if grad_bias is not None:
             grad_bias[1:].addmv_(errors.T, factor.squeeze(1))
-    return losses.sum() * scale
+    return (losses * scales).sum()
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def aligned_rows(n_rows: int, n_columns: int, *, like: Tensor) -> Tensor:
