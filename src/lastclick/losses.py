@@ -30,8 +30,8 @@ _CHUNK_LOGITS = {"cpu": 8_000_000, "cuda": 64_000_000}
 # Below this many tokens a product re-reads the item weights too often to be efficient, so a huge
 # catalogue gets a larger buffer instead: 150,000 items need 73 MiB.
 _MIN_CHUNK_TOKENS = 128
-# oneDNN, which computes "bf16" on a CPU, builds a kernel for each new shape of a product, and numbers
-# of tokens are new at every step: building took a third of the loss. So chunks get filled up.
+# oneDNN, which computes "bf16" on a CPU, builds a kernel for each new shape of a product. Numbers
+# of tokens are new at every step, and building took a third of the loss: so chunks get filled up.
 _BF16_CHUNK_MULTIPLE = 16
 # Logits in ±40 need no shift: their exps, sums of them over any catalogue, and the products of
 # these with the gradients' factors all stay normal float32 numbers.

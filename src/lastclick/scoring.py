@@ -43,10 +43,7 @@ class Evaluation:
                 f"the {partition} partition is empty: nobody can be evaluated. "
                 "Lower split.quantile, or use more data"
             )
-        keyed = frame.with_columns(
-            (pl.col("user_id").cast(pl.Int64) * 2**31 + pl.col("target_index")).alias("sequence")
-        )
-        whole = Sequences.from_frame(keyed, key="sequence")
+        whole = Sequences.from_evaluation(frame)
         return cls(
             partition,
             inputs=whole.window(drop_last=1),

@@ -91,11 +91,7 @@ class Validation:
     @classmethod
     def from_frame(cls, frame: pl.DataFrame, *, filter_seen: bool) -> Validation:
         """Read an evaluation table: whole sequences, the last item of each being the target."""
-        # One sequence per user and target; the two numbers make one key.
-        keyed = frame.with_columns(
-            sequence=pl.col("user_id").cast(pl.Int64) * 2**31 + pl.col("target_index")
-        )
-        whole = Sequences.from_frame(keyed, key="sequence")
+        whole = Sequences.from_evaluation(frame)
         return cls(whole.window(drop_last=1), whole.recent_item(0), filter_seen)
 
     def sample(self, n_users: int, seed: int) -> Validation:

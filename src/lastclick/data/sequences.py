@@ -53,6 +53,13 @@ class Sequences:
         return cls(user_ids, frame["item_id"].to_numpy().astype(np.int32), offsets)
 
     @classmethod
+    def from_evaluation(cls, frame: pl.DataFrame) -> Sequences:
+        """Read an evaluation table: a sequence per user and target, which is its last item."""
+        # The two numbers make one key.
+        key = pl.col("user_id").cast(pl.Int64) * 2**31 + pl.col("target_index")
+        return cls.from_frame(frame.with_columns(sequence=key), key="sequence")
+
+    @classmethod
     def from_lists(cls, sequences: Sequence[Sequence[int]], user_ids: Sequence[int] | None = None):
         """Build sequences from plain lists of item ids (for tests and small examples)."""
         lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)

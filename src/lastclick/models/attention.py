@@ -17,10 +17,12 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lastclick.data.sequences import Batch
+from lastclick.models.base import Recommender
 from lastclick.models.layers import Dropout, gather_rows, gather_rows_back
 
 BlockKind = Literal["post_ln", "classic"]
@@ -290,3 +292,45 @@ class Encoder(nn.Module):
         for number, (block, scale) in enumerate(zip(self.blocks, scales.tolist(), strict=True), 1):
             x = block(x, batch, residual_scale=scale, capture=capture, prefix=f"layer{number}.")
         return x if self.kind == "post_ln" else self.norm(x)
+
+
+def causal_encoder(config: BaseModel, n_items: int, kind: BlockKind) -> Encoder:
+    """SASRec's encoder, its sizes from a model's ``config``, freshly initialised."""
+    blocks = [
+        Block(
+            kind, config.hidden_size, config.inner_size, config.n_heads, config.activation,
+            config.dropout,
+        )
+        for _ in range(config.n_layers)
+    ]  # fmt: skip
+    encoder = Encoder(
+        n_items, blocks, kind=kind, max_length=config.max_length,
+        hidden_size=config.hidden_size, dropout=config.dropout,
+    )  # fmt: skip
+    encoder.initialise(attention_xavier=config.attention_init == "xavier_uniform")
+    return encoder
+
+
+class SelfAttentive(Recommender):
+    """A recommender that is an encoder, ``self.encoder``, whose item embeddings rank, too."""
+
+    decomposable = True
+
+    def __init__(self, config: BaseModel, n_items: int, encoder: nn.Module):
+        super().__init__()
+        self.config = config
+        self.n_items = n_items
+        self.max_length = config.max_length
+        self.encoder = encoder
+
+    def encode(
+        self,
+        batch: Batch,
+        *,
+        residual_scale: float | Tensor = 1.0,
+        capture: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        return self.encoder(batch, residual_scale=residual_scale, capture=capture)
+
+    def item_vectors(self) -> Tensor:
+        return self.encoder.item_embedding.weight

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lastclick.data.sequences import Batch, Sequences
+from lastclick.losses import linear_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,6 @@ class Recommender(nn.Module, ABC):
     #: Precision of the products of the catalogue-sized loss ("fp32" or "bf16"); set by the trainer.
     loss_precision: str = "fp32"
 
-    @abstractmethod
     def training_batch(
         self, sequences: Sequences, indices: np.ndarray, rng: np.random.Generator
     ) -> Any:
@@ -75,12 +75,25 @@ class Recommender(nn.Module, ABC):
 
         All random choices of data (masks, prefixes, partners) come from ``rng``, so that a step
         can be replayed. Made on the CPU; the trainer calls its ``.to(device)``. Every sequence
-        given has at least two items.
+        given has at least two items. Here: every item but the first is to be predicted.
         """
+        return NextItemBatch.of(sequences.take(indices), self.max_length)
 
-    @abstractmethod
     def training_loss(self, training_batch: Any) -> TrainingLoss:
-        """The loss of one training batch."""
+        """The loss of one training batch; here the next item's at every real position."""
+        states = self.encode(training_batch.inputs)
+        return self.catalogue_loss(states, training_batch.targets)
+
+    def catalogue_loss(self, states: Tensor, targets: Tensor) -> TrainingLoss:
+        """Cross-entropy over the whole catalogue of ``states (n, hidden_size)``, summed.
+
+        ``targets (n,)``: the item that each of the states has to predict.
+        """
+        total = linear_cross_entropy(
+            states, self.item_vectors(), targets, bias=self.item_bias(),
+            reduction="sum", precision=self.loss_precision,
+        )  # fmt: skip
+        return TrainingLoss(total, targets.shape[0])
 
     @abstractmethod
     def encode(

@@ -20,7 +20,6 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 from torch import Tensor
 
 from lastclick.data.sequences import Batch, Sequences
-from lastclick.losses import linear_cross_entropy
 from lastclick.models.attention import Block, Encoder
 from lastclick.models.base import Recommender, TrainingLoss, refuse_residual_scale
 
@@ -99,11 +98,7 @@ class Model(Recommender):
 
     def training_loss(self, training_batch: MaskedBatch) -> TrainingLoss:
         states = self.encode(training_batch.inputs).index_select(0, training_batch.masked)
-        total = linear_cross_entropy(
-            states, self.item_vectors(), training_batch.targets,
-            reduction="sum", precision=self.loss_precision,
-        )  # fmt: skip
-        return TrainingLoss(total, training_batch.targets.shape[0])
+        return self.catalogue_loss(states, training_batch.targets)
 
     def encode(
         self,

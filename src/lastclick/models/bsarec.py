@@ -31,15 +31,15 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 from torch import Tensor, nn
 
 from lastclick.data.sequences import Batch, Sequences
-from lastclick.losses import linear_cross_entropy
 from lastclick.models.attention import (
     LAYER_NORM_EPS,
     Activation,
     Encoder,
     FeedForward,
     SelfAttention,
+    SelfAttentive,
 )
-from lastclick.models.base import Recommender, TrainingLoss
+from lastclick.models.base import TrainingLoss
 from lastclick.models.layers import Dropout, gather_rows, gather_rows_back
 
 
@@ -172,18 +172,13 @@ class LastItemBatch:
         return LastItemBatch(self.inputs.to(device), self.targets.to(device, non_blocking=True))
 
 
-class Model(Recommender):
-    """See the module's docstring."""
+class Model(SelfAttentive):
+    """See the module's docstring. Through the filter each output depends on all positions."""
 
     causal = False
-    decomposable = True
 
     def __init__(self, config: Config, n_items: int):
-        super().__init__()
-        self.config = config
-        self.n_items = n_items
-        self.max_length = config.max_length
-        self.encoder = Encoder(
+        encoder = Encoder(
             n_items,
             [Block(config) for _ in range(config.n_layers)],
             kind="post_ln",
@@ -191,7 +186,8 @@ class Model(Recommender):
             hidden_size=config.hidden_size,
             dropout=config.dropout,
         )
-        self.encoder.initialise(attention_xavier=config.attention_init == "xavier_uniform")
+        encoder.initialise(attention_xavier=config.attention_init == "xavier_uniform")
+        super().__init__(config, n_items, encoder)
 
     def training_batch(
         self, sequences: Sequences, indices: np.ndarray, rng: np.random.Generator
@@ -207,24 +203,7 @@ class Model(Recommender):
 
     def training_loss(self, training_batch: LastItemBatch) -> TrainingLoss:
         states = self.final_states(training_batch.inputs)
-        total = linear_cross_entropy(
-            states, self.item_vectors(), training_batch.targets,
-            reduction="sum", precision=self.loss_precision,
-        )  # fmt: skip
-        return TrainingLoss(total, training_batch.targets.shape[0])
-
-    def encode(
-        self,
-        batch: Batch,
-        *,
-        residual_scale: float | Tensor = 1.0,
-        capture: dict[str, Tensor] | None = None,
-    ) -> Tensor:
-        """Output at every real position; through the filter each depends on all of them."""
-        return self.encoder(batch, residual_scale=residual_scale, capture=capture)
-
-    def item_vectors(self) -> Tensor:
-        return self.encoder.item_embedding.weight
+        return self.catalogue_loss(states, training_batch.targets)
 
 
 def draw_targets(sequences: Sequences, at_most: int, rng: np.random.Generator) -> np.ndarray:

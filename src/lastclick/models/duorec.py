@@ -14,7 +14,7 @@ the supervised term pulls together, so they are never negatives of each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -24,9 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from lastclick.data.sequences import Batch, Sequences
-from lastclick.losses import linear_cross_entropy
-from lastclick.models.attention import Activation, Block, Encoder
-from lastclick.models.base import NextItemBatch, Recommender, TrainingLoss
+from lastclick.models.attention import Activation, SelfAttentive, causal_encoder
+from lastclick.models.base import NextItemBatch, TrainingLoss
 
 
 class Contrast(BaseModel):
@@ -106,31 +105,11 @@ class SameTarget:
         return self.sequences.take(sequence).window(drop_last=ends[sequence] - examples)
 
 
-class Model(Recommender):
+class Model(SelfAttentive):
     """See the module's docstring."""
 
-    decomposable = True
-
     def __init__(self, config: Config, n_items: int):
-        super().__init__()
-        self.config = config
-        self.n_items = n_items
-        self.max_length = config.max_length
-        self.encoder = Encoder(
-            n_items,
-            [
-                Block(
-                    "post_ln", config.hidden_size, config.inner_size, config.n_heads,
-                    config.activation, config.dropout,
-                )
-                for _ in range(config.n_layers)
-            ],
-            kind="post_ln",
-            max_length=config.max_length,
-            hidden_size=config.hidden_size,
-            dropout=config.dropout,
-        )  # fmt: skip
-        self.encoder.initialise(attention_xavier=config.attention_init == "xavier_uniform")
+        super().__init__(config, n_items, causal_encoder(config, n_items, "post_ln"))
         self._same_target: SameTarget | None = None
 
     def training_batch(
@@ -149,10 +128,7 @@ class Model(Recommender):
         """With several processes, each contrasts the sequences of its own share of the batch."""
         next_items = training_batch.next_items
         states = self.encode(next_items.inputs)
-        total = linear_cross_entropy(
-            states, self.item_vectors(), next_items.targets,
-            reduction="sum", precision=self.loss_precision,
-        )  # fmt: skip
+        loss = self.catalogue_loss(states, next_items.targets)
         last = next_items.inputs.last
         final = states.index_select(0, last)
         targets = next_items.targets.index_select(0, last)
@@ -165,21 +141,9 @@ class Model(Recommender):
         extra = {}
         for name, (one, other) in pairs.items():
             contrast: Contrast = getattr(self.config, name)
-            loss = contrastive_loss(one, other, targets, contrast.temperature)
-            extra[name] = contrast.weight * loss
-        return TrainingLoss(total, next_items.targets.shape[0], extra)
-
-    def encode(
-        self,
-        batch: Batch,
-        *,
-        residual_scale: float | Tensor = 1.0,
-        capture: dict[str, Tensor] | None = None,
-    ) -> Tensor:
-        return self.encoder(batch, residual_scale=residual_scale, capture=capture)
-
-    def item_vectors(self) -> Tensor:
-        return self.encoder.item_embedding.weight
+            term = contrastive_loss(one, other, targets, contrast.temperature)
+            extra[name] = contrast.weight * term
+        return replace(loss, extra=extra)
 
 
 def contrastive_loss(one: Tensor, other: Tensor, targets: Tensor, temperature: float) -> Tensor:

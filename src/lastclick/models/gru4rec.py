@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
@@ -17,14 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import PackedSequence
 
-from lastclick.data.sequences import Batch, Sequences
-from lastclick.losses import linear_cross_entropy
-from lastclick.models.base import (
-    NextItemBatch,
-    Recommender,
-    TrainingLoss,
-    refuse_residual_scale,
-)
+from lastclick.data.sequences import Batch
+from lastclick.models.base import Recommender, refuse_residual_scale
 from lastclick.models.layers import Dropout, gather_rows
 
 INITIAL_STD = 0.02
@@ -64,19 +57,6 @@ class Model(Recommender):
         with torch.no_grad():
             nn.init.normal_(self.item_embedding.weight, std=INITIAL_STD)
             self.item_embedding.weight[0].zero_()
-
-    def training_batch(
-        self, sequences: Sequences, indices: np.ndarray, rng: np.random.Generator
-    ) -> NextItemBatch:
-        return NextItemBatch.of(sequences.take(indices), self.max_length)
-
-    def training_loss(self, training_batch: NextItemBatch) -> TrainingLoss:
-        states = self.encode(training_batch.inputs)
-        total = linear_cross_entropy(
-            states, self.item_vectors(), training_batch.targets,
-            reduction="sum", precision=self.loss_precision,
-        )  # fmt: skip
-        return TrainingLoss(total, training_batch.targets.shape[0])
 
     def encode(
         self,

@@ -18,22 +18,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from lastclick.data.sequences import PADDING_ID, Batch, Sequences
-from lastclick.losses import linear_cross_entropy
 from lastclick.models.attention import (
     INITIAL_STD,
     LAYER_NORM_EPS,
     Activation,
     FeedForward,
     SelfAttention,
+    SelfAttentive,
 )
-from lastclick.models.base import NextItemBatch, Recommender, TrainingLoss
 from lastclick.models.layers import Dropout
 
 
@@ -241,38 +239,8 @@ class Encoder(nn.Module):
         return LeftPadding(vector, self.config.max_length - batch.lengths)
 
 
-class Model(Recommender):
+class Model(SelfAttentive):
     """See the module's docstring. Its loss is SASRec's, whatever the weights were trained with."""
 
-    decomposable = True
-
     def __init__(self, config: Config, n_items: int):
-        super().__init__()
-        self.config = config
-        self.n_items = n_items
-        self.max_length = config.max_length
-        self.encoder = Encoder(config, n_items)
-
-    def training_batch(
-        self, sequences: Sequences, indices: np.ndarray, rng: np.random.Generator
-    ) -> NextItemBatch:
-        return NextItemBatch.of(sequences.take(indices), self.max_length)
-
-    def training_loss(self, training_batch: NextItemBatch) -> TrainingLoss:
-        total = linear_cross_entropy(
-            self.encode(training_batch.inputs), self.item_vectors(), training_batch.targets,
-            reduction="sum", precision=self.loss_precision,
-        )  # fmt: skip
-        return TrainingLoss(total, training_batch.targets.shape[0])
-
-    def encode(
-        self,
-        batch: Batch,
-        *,
-        residual_scale: float | Tensor = 1.0,
-        capture: dict[str, Tensor] | None = None,
-    ) -> Tensor:
-        return self.encoder(batch, residual_scale=residual_scale, capture=capture)
-
-    def item_vectors(self) -> Tensor:
-        return self.encoder.item_embedding.weight
+        super().__init__(config, n_items, Encoder(config, n_items))
