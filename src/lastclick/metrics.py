@@ -15,13 +15,13 @@ import polars as pl
 _REMOVED_RANK = 2**31 - 1
 
 
-def hit(rank: str, k: int) -> pl.Expr:
-    """Whether the item is in the top ``k``: the mean is HR@k; of the last input item, HRLI@k."""
+def hit_rate(rank: str, k: int) -> pl.Expr:
+    """HR@k of one row: is the item in the top ``k``? Of the last input item it is HRLI@k."""
     return pl.col(rank) <= k
 
 
-def ndcg_gain(rank: str, k: int) -> pl.Expr:
-    """1 / log2(1 + rank) in the top ``k``, else 0: the mean is NDCG@k of a single target.
+def ndcg(rank: str, k: int) -> pl.Expr:
+    """NDCG@k of one row with a single target: 1 / log2(1 + rank) in the top ``k``, else 0.
 
     The ideal list has the target first and gains 1, so no further division is needed (Järvelin &
     Kekäläinen, "Cumulated gain-based evaluation of IR techniques", 2002).
@@ -29,8 +29,8 @@ def ndcg_gain(rank: str, k: int) -> pl.Expr:
     return _within(rank, k, 1 / (pl.col(rank).cast(pl.Float64) + 1).log(2))
 
 
-def reciprocal_rank(rank: str, k: int | None = None) -> pl.Expr:
-    """1 / rank, and 0 beyond the top ``k`` where one is given: the mean is MRR or MRR@k.
+def mrr(rank: str, k: int | None = None) -> pl.Expr:
+    """MRR@k of one row, or MRR without ``k``: 1 / rank, and 0 beyond the top ``k``.
 
     A target that filter-seen removed stands in no list and counts 0.
     """

@@ -37,6 +37,9 @@ def test_shuffled_accuracy_is_a_users_mean_over_permutations():
     assert found["chronological/HR@10"] == 1
     assert found["chronological/NDCG@10"] == pytest.approx((1 + 0.5) / 2)
     assert found["chronological/MRR"] == pytest.approx((1 + 1 / 3) / 2)
+    assert found["chronological/MRR@1"] == 0.5
+    assert found["chronological/MRR@10"] == pytest.approx((1 + 1 / 3) / 2)
+    assert not any("MRR@" in metric for metric in found if not metric.startswith("chronological/"))
     assert found["partial/HR@10"] == 0.5
     assert found["partial/NDCG@10"] == pytest.approx((1 / math.log2(11) / 2 + 0.5 / 2) / 2)
     assert found["full/HR@10"] == 0.25

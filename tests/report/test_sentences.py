@@ -56,9 +56,9 @@ def answer(
     model: str, gap: float, half: float = 0.01, dataset: str = "toys", **more: Any
 ) -> Answer:
     fields = {
-        "first_is_last": estimate(gap + 0.05), "first_is_second_last": estimate(0.05),
+        "last_item_hit_rate": estimate(gap + 0.05), "second_last_item_hit_rate": estimate(0.05),
         "gap": estimate(gap, half), "kept_by_partial": None, "kept_by_full": None,
-        "mixing_attention": None, "mixing_block": None,
+        "mixing_ratio_attn": None, "mixing_ratio_attn_res_ln": None,
     }  # fmt: skip
     return Answer(dataset, model, **fields | more)
 
@@ -172,7 +172,7 @@ def test_the_paragraph_says_what_is_kept_and_what_is_mixed():
     found = [
         answer(
             "sasrec", 0.78, kept_by_partial=estimate(0.91), kept_by_full=estimate(0.33),
-            mixing_attention=estimate(0.778), mixing_block=estimate(0.116),
+            mixing_ratio_attn=estimate(0.778), mixing_ratio_attn_res_ln=estimate(0.116),
         )
     ]  # fmt: skip
 
@@ -206,11 +206,11 @@ def test_answers_are_read_from_the_tables():
 
     (found,) = answers(numbers, ["toys"], ["sasrec"])
 
-    assert found.first_is_last.value == 0.83
+    assert found.last_item_hit_rate.value == 0.83
     assert found.gap.value == 0.77
     assert found.kept_by_partial.value == 0.9
     assert found.kept_by_full.value == 0.4
-    assert found.mixing_attention is None
+    assert found.mixing_ratio_attn is None
 
 
 def test_a_run_with_nothing_to_warn_of():

@@ -7,6 +7,9 @@ import polars as pl
 #: Positions before L whose outputs the study looks at: L-1, L-2, L-3.
 NON_FINAL_OFFSETS = (1, 2, 3)
 
+#: The trained model as it is, among the rows of SCALES.
+TRAINED = (pl.col("alpha") == 1) & (pl.col("layers") == "all")
+
 
 def by_condition(rows: pl.DataFrame) -> list[tuple[tuple[str, float], pl.DataFrame]]:
     """The rows of each (layers, alpha), "all" first, alphas ascending."""

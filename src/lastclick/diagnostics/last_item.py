@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from lastclick.metrics import hit
+from lastclick.metrics import hit_rate
 from lastclick.observations import observe
 
 
@@ -23,7 +23,7 @@ def last_item_observations(scores: pl.DataFrame, ks: Sequence[int]) -> pl.DataFr
     rows = scores.filter(pl.col("order") == "chronological")
     metrics: dict[str, pl.Expr] = {}
     for k in ks:
-        last, second_last = hit("last_item_rank", k), hit("second_last_item_rank", k)
+        last, second_last = hit_rate("last_item_rank", k), hit_rate("second_last_item_rank", k)
         metrics[f"HRLI@{k}"] = last
         metrics[f"HRL2I@{k}"] = second_last
         metrics[f"HRLI@{k}_minus_HRL2I@{k}"] = last.cast(pl.Float64) - second_last.cast(pl.Float64)

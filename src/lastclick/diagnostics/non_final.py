@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from lastclick.diagnostics.conditions import NON_FINAL_OFFSETS
-from lastclick.metrics import hit
+from lastclick.diagnostics.conditions import NON_FINAL_OFFSETS, TRAINED
+from lastclick.metrics import hit_rate
 from lastclick.observations import observe
 
 K = 10
@@ -24,11 +24,11 @@ def hits_by_offset(scores: pl.DataFrame) -> pl.DataFrame:
     ``scores``: rows of SCALES of one partition; the trained model's (alpha = 1) are used. Hits at
     positions that do not exist are false. Sorted by user and target.
     """
-    trained = scores.filter((pl.col("alpha") == 1) & (pl.col("layers") == "all"))
     return (
-        trained.group_by(_SEQUENCE)
+        scores.filter(TRAINED)
+        .group_by(_SEQUENCE)
         .agg(
-            (hit("target_rank", K).fill_null(False) & (pl.col("offset") == offset))
+            (hit_rate("target_rank", K).fill_null(False) & (pl.col("offset") == offset))
             .any()
             .alias(f"hit_{offset}")
             for offset in (0, *NON_FINAL_OFFSETS)
@@ -44,7 +44,7 @@ def recoverable(hits: pl.DataFrame) -> pl.DataFrame:
 
 
 def non_final_observations(scores: pl.DataFrame) -> pl.DataFrame:
-    """Observations of HR@10 at L and of the non-final rows, over the test partition."""
+    """Observations of ``HR@10/L`` and, for each k, ``HR@10/L-k_miss_L``, on test."""
     hits = hits_by_offset(scores.filter(pl.col("partition") == "test"))
     metrics = {f"HR@{K}/L": pl.col("hit_0")}
     for offset in NON_FINAL_OFFSETS:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from lastclick.diagnostics.conditions import by_condition, condition_path
-from lastclick.metrics import hit, ndcg_gain
+from lastclick.diagnostics.conditions import TRAINED, by_condition, condition_path
+from lastclick.metrics import hit_rate, ndcg
 from lastclick.observations import observe, under
 
 
@@ -21,11 +21,11 @@ def scale_observations(scores: pl.DataFrame) -> pl.DataFrame:
     """
     rows = scores.filter((pl.col("partition") == "test") & (pl.col("offset") == 0))
     measures = {
-        "HR@10": hit("target_rank", 10),
-        "NDCG@10": ndcg_gain("target_rank", 10),
-        "HRLI@1": hit("last_item_rank", 1),
-        "HRLI@10": hit("last_item_rank", 10),
-        "HRL2I@1": hit("second_last_item_rank", 1),
+        "HR@10": hit_rate("target_rank", 10),
+        "NDCG@10": ndcg("target_rank", 10),
+        "HRLI@1": hit_rate("last_item_rank", 1),
+        "HRLI@10": hit_rate("last_item_rank", 10),
+        "HRL2I@1": hit_rate("second_last_item_rank", 1),
     }
     mixing = {
         f"mixing_ratio/{definition}": (
@@ -34,7 +34,7 @@ def scale_observations(scores: pl.DataFrame) -> pl.DataFrame:
         )
         for definition in ("norm_of_sum", "sum_of_norms")
     }
-    trained = rows.filter((pl.col("alpha") == 1) & (pl.col("layers") == "all")).select(
+    trained = rows.filter(TRAINED).select(
         "user_id",
         "target_index",
         *(measure.cast(pl.Float64).alias(f"{name}_trained") for name, measure in measures.items()),

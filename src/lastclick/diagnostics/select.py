@@ -73,7 +73,11 @@ def choose(rows: pl.DataFrame, epsilons: Sequence[float]) -> dict[float, float]:
 def select_observations(
     test: pl.DataFrame, chosen: Mapping[float, float], oracle: Mapping[float, float]
 ) -> pl.DataFrame:
-    """Test change of HR@10 against alpha = 1, and test recovery, of each epsilon's choices."""
+    """Test change of HR@10 against alpha = 1, and test recovery, of each epsilon's choices.
+
+    ``test``: rows of SCALES of the test partition; ``chosen`` and ``oracle``: epsilon -> alpha.
+    Metrics: ``epsilon=<epsilon>/{delta_HR@10, recovery, oracle_delta_HR@10, oracle_recovery}``.
+    """
     rows = with_base_set(test.filter(pl.col("layers") == "all"))
     trained = rows.filter(pl.col("alpha") == 1).select(
         "user_id", "target_index", pl.col("hit").alias("hit_trained")

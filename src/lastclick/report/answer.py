@@ -31,13 +31,13 @@ class Answer:
 
     dataset: str
     model: str
-    first_is_last: Estimate | None
-    first_is_second_last: Estimate | None
+    last_item_hit_rate: Estimate | None
+    second_last_item_hit_rate: Estimate | None
     gap: Estimate | None
     kept_by_partial: Estimate | None
     kept_by_full: Estimate | None
-    mixing_attention: Estimate | None
-    mixing_block: Estimate | None
+    mixing_ratio_attn: Estimate | None
+    mixing_ratio_attn_res_ln: Estimate | None
 
     @property
     def echo(self) -> str | None:
@@ -74,13 +74,17 @@ def answers(numbers: Numbers, datasets: Sequence[str], models: Sequence[str]) ->
                 Answer(
                     dataset,
                     model,
-                    first_is_last=numbers.estimate("last_item", **keys, metric="HRLI@1"),
-                    first_is_second_last=numbers.estimate("last_item", **keys, metric="HRL2I@1"),
+                    last_item_hit_rate=numbers.estimate("last_item", **keys, metric="HRLI@1"),
+                    second_last_item_hit_rate=numbers.estimate(
+                        "last_item", **keys, metric="HRL2I@1"
+                    ),
                     gap=numbers.estimate("last_item", **keys, metric="HRLI@1 − HRL2I@1"),
                     kept_by_partial=numbers.estimate("shuffle", **order, order="partial share"),
                     kept_by_full=numbers.estimate("shuffle", **order, order="full share"),
-                    mixing_attention=numbers.estimate("table2", **mixing, level="attn"),
-                    mixing_block=numbers.estimate("table2", **mixing, level="attn_res_ln"),
+                    mixing_ratio_attn=numbers.estimate("table2", **mixing, level="attn"),
+                    mixing_ratio_attn_res_ln=numbers.estimate(
+                        "table2", **mixing, level="attn_res_ln"
+                    ),
                 )
             )
     return found
@@ -152,11 +156,13 @@ def paragraph(dataset: str, found: Sequence[Answer]) -> list[str]:
         group = [answer for answer in here if answer.echo == word]
         if group:
             sentences.append(_on_last_item(word, group))
-    mixing = [answer for answer in here if answer.mixing_block and answer.mixing_attention]
+    mixing = [
+        answer for answer in here if answer.mixing_ratio_attn and answer.mixing_ratio_attn_res_ln
+    ]
     if mixing:
         names = listing([title(answer.model) for answer in mixing])
-        attention = percents(answer.mixing_attention.value for answer in mixing)
-        block = percents(answer.mixing_block.value for answer in mixing)
+        attention = percents(answer.mixing_ratio_attn.value for answer in mixing)
+        block = percents(answer.mixing_ratio_attn_res_ln.value for answer in mixing)
         sentences.append(
             f"Inside {names}, attention alone takes {attention} of its output from other "
             f"positions; once the residual is added and normalised, {block} is left (norm of sum, "
@@ -167,8 +173,8 @@ def paragraph(dataset: str, found: Sequence[Answer]) -> list[str]:
 
 def _on_last_item(word: str, group: Sequence[Answer]) -> str:
     names = listing([title(answer.model) for answer in group])
-    last = percents(answer.first_is_last.value for answer in group)
-    second = percents(answer.first_is_second_last.value for answer in group)
+    last = percents(answer.last_item_hit_rate.value for answer in group)
+    second = percents(answer.second_last_item_hit_rate.value for answer in group)
     sentence = (
         f"{names} {_ECHO[word][len(group) > 1]}: it is itself the first "
         f"recommendation for {last} of the test sequences, the item before it for {second}."
