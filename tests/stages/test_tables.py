@@ -50,6 +50,8 @@ def mean_over_seeds(root: Path, diagnostic: str, model: str, metric: str) -> flo
          "by_layer/layer2/norm_of_sum/attn_res_ln/L-1"),
         ("table4", {"row": "hit at L-3, miss at L"}, "non_final", "HR@10/L-3_miss_L"),
         ("accuracy", {"metric": "NDCG@10"}, "shuffle", "chronological/NDCG@10"),
+        ("accuracy", {"metric": "MRR@10"}, "shuffle", "chronological/MRR@10"),
+        ("accuracy_by_k", {"K": "20", "metric": "MRR@K"}, "shuffle", "chronological/MRR@20"),
         ("accuracy_by_k", {"K": "50", "metric": "HR@K"}, "shuffle", "chronological/HR@50"),
         ("shuffle", {"metric": "HR@10", "order": "full change"}, "shuffle",
          "full_minus_chronological/HR@10"),
@@ -237,7 +239,7 @@ def test_metric_names_are_those_that_others_rely_on(tabulated):
     assert metrics("shuffle")["toys"]["bert4rec"]["partial"]["HR@10_high"]
     assert metrics("scale")["toys"]["sasrec"]["all"]["alpha=0.1"]["mixing_ratio"]["norm_of_sum"]
     accuracy = metrics("accuracy")["toys"]["sasrec"]
-    assert {"HR@10", "HR@10_low", "NDCG@100", "MRR", "coverage@20"} <= set(accuracy)
+    assert {"HR@10", "HR@10_low", "NDCG@100", "MRR", "MRR@10", "coverage@20"} <= set(accuracy)
     assert metrics("data")["toys"]["split"]["n_test_users"] == SMALL["toys"].n_users
     assert metrics("training")["toys"]["gru4rec"]["seed_19"]["dropout"] == 0.3
     assert "sasrec_minus_gru4rec" in metrics("comparisons")["toys"]

@@ -7,6 +7,7 @@ lists, no nulls, no text.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from lastclick.tabulation.study import BEHAVIOURAL, STRUCTURAL, Findings, Study
@@ -67,8 +68,8 @@ def _accuracy(study: Study) -> Tree:
         }
     )
     for dataset, model in study.findings.get("shuffle", {}):
-        for k, coverage in study.coverage(dataset, model).items():
-            tree[dataset][model][f"coverage@{k}"] = coverage
+        for k, by_seed in study.coverage(dataset, model).items():
+            tree[dataset][model][f"coverage@{k}"] = fmean(by_seed)
     return tree
 
 

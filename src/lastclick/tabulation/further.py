@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from statistics import fmean
-from typing import Any
+from collections.abc import Iterator
+from itertools import product
 
-from lastclick.tabulation.layout import Layout, Row, counted, measured
+from lastclick.tabulation.layout import Layout, Row, averaged, counted, measured
 from lastclick.tabulation.paper import DEFINITIONS, LEVELS, layers_of
-from lastclick.tabulation.study import COMPARED, Study
+from lastclick.tabulation.study import COMPARED, Study, Subject
+
+#: Where an alpha of the diagnostic ``select`` was chosen -> what its metrics' names begin with.
+CHOSEN_ON = {"validation": "", "test": "oracle_"}
 
 ACCURACY_BY_K = Layout(
     name="accuracy_by_k",
     title="Accuracy at every K",
     side=("dataset", "model", "K"),
     across=("metric",),
-    shows="Hit rate, NDCG and catalogue coverage for every cut-off K of the run.",
+    shows="Hit rate, NDCG, MRR and catalogue coverage for every cut-off K of the run.",
     does_not_show="Coverage is of the catalogue as a whole and has no interval over users.",
 )
 
@@ -164,42 +166,28 @@ def shuffle(study: Study) -> Iterator[Row]:
         "full share": "full_share_of_chronological",
         "full change": "full_minus_chronological",
     }
-    for dataset in study.datasets:
-        for model in study.models:
-            found = study.found("shuffle", dataset, model)
-            for metric in ("HR@10", "NDCG@10"):
-                for order, path in columns.items():
-                    keys = {"dataset": dataset, "model": model, "metric": metric, "order": order}
-                    yield keys | measured(found.get(f"{path}/{metric}"))
+    for subject, metric in product(study.subjects("shuffle"), ("HR@10", "NDCG@10")):
+        for order, path in columns.items():
+            yield subject.row({"metric": metric, "order": order}, f"{path}/{metric}")
 
 
 def permutations(study: Study) -> Iterator[Row]:
     """Accuracy under every single permutation."""
-    for dataset in study.datasets:
-        for model in study.models:
-            per_seed = [cell["by_order_seed"] for cell in study.facts["shuffle"][dataset, model]]
-            for order in ("partial", "full"):
-                for permutation in per_seed[0].get(order, {}):
-                    for metric in ("HR@10", "NDCG@10"):
-                        value = fmean(cell[order][permutation][metric] for cell in per_seed)
-                        yield {
-                            "dataset": dataset, "model": model, "permutation": permutation,
-                            "order": order, "metric": metric, **counted(value),
-                            "n_seeds": len(per_seed),
-                        }  # fmt: skip
+    for subject in study.subjects("shuffle"):
+        facts = study.facts["shuffle"][subject.dataset, subject.model]
+        per_seed = [of_seed["by_order_seed"] for of_seed in facts]
+        for order in ("partial", "full"):
+            for permutation, metric in product(per_seed[0].get(order, {}), ("HR@10", "NDCG@10")):
+                keys = {"permutation": permutation, "order": order, "metric": metric}
+                values = [found[order][permutation][metric] for found in per_seed]
+                yield subject.keys | keys | averaged(values)
 
 
 def last_item(study: Study) -> Iterator[Row]:
     """HRLI, HRL2I and their difference at K = 1 and 10."""
-    names = [
-        name for k in (1, 10) for name in (f"HRLI@{k}", f"HRL2I@{k}", f"HRLI@{k}_minus_HRL2I@{k}")
-    ]
-    for dataset in study.datasets:
-        for model in study.models:
-            found = study.found("last_item", dataset, model)
-            for name in names:
-                keys = {"dataset": dataset, "model": model}
-                yield keys | {"metric": name.replace("_minus_", " − "), **measured(found.get(name))}
+    for subject, k in product(study.subjects("last_item"), (1, 10)):
+        for path in (f"HRLI@{k}", f"HRL2I@{k}", f"HRLI@{k}_minus_HRL2I@{k}"):
+            yield subject.row({"metric": path.replace("_minus_", " − ")}, path)
 
 
 def last_item_by_k(study: Study) -> Iterator[Row]:
@@ -209,108 +197,81 @@ def last_item_by_k(study: Study) -> Iterator[Row]:
         "HRL2I@K": "HRL2I@{0}",
         "difference": "HRLI@{0}_minus_HRL2I@{0}",
     }
-    for dataset in study.datasets:
-        for model in study.models:
-            found = study.found("last_item", dataset, model)
-            for k in study.ks:
-                for metric, template in templates.items():
-                    keys = {"dataset": dataset, "model": model, "K": str(k), "metric": metric}
-                    yield keys | measured(found.get(template.format(k)))
+    for subject, k in product(study.subjects("last_item"), study.ks):
+        for metric, template in templates.items():
+            yield subject.row({"K": str(k), "metric": metric}, template.format(k))
 
 
 def accuracy_by_k(study: Study) -> Iterator[Row]:
-    """HR, NDCG and coverage at every K."""
-    for dataset in study.datasets:
-        for model in study.models:
-            found = study.found("shuffle", dataset, model)
-            coverage = study.coverage(dataset, model)
-            for k in study.ks:
-                keys = {"dataset": dataset, "model": model, "K": str(k)}
-                for metric in ("HR", "NDCG"):
-                    finding = found.get(f"chronological/{metric}@{k}")
-                    yield keys | {"metric": f"{metric}@K", **measured(finding)}
-                covered = counted(coverage[k]) | {"n_seeds": len(study.seeds)}
-                yield keys | {"metric": "coverage@K", **covered}
+    """HR, NDCG, MRR and coverage at every K."""
+    for subject, k in product(study.subjects("shuffle"), study.ks):
+        for metric in ("HR", "NDCG", "MRR"):
+            keys = {"K": str(k), "metric": f"{metric}@K"}
+            yield subject.row(keys, f"chronological/{metric}@{k}")
+        covered = study.coverage(subject.dataset, subject.model)[k]
+        yield subject.keys | {"K": str(k), "metric": "coverage@K"} | averaged(covered)
 
 
 def scaling(study: Study) -> Iterator[Row]:
     """The alpha grid, all layers and one at a time."""
-    names = {
+    paths = {
         "HR@10": "HR@10", "HR@10 − alpha 1": "HR@10_minus_alpha_1", "NDCG@10": "NDCG@10",
         "HRLI@1": "HRLI@1", "HRLI@10": "HRLI@10", "HRL2I@1": "HRL2I@1",
         "norm_of_sum": "mixing_ratio/norm_of_sum", "sum_of_norms": "mixing_ratio/sum_of_norms",
     }  # fmt: skip
-    for keys, found, condition in conditions(study, "scale"):
-        if condition is None:
-            yield from (keys | {"metric": name} for name in names)
-            continue
-        for name, path in names.items():
-            yield keys | {"metric": name, **measured(found.get(f"{condition}/{path}"))}
+    for subject in study.subjects("scale"):
+        for condition, prefix in conditions(subject):
+            for metric, path in paths.items():
+                yield subject.row(condition | {"metric": metric}, f"{prefix}/{path}")
 
 
 def recovery(study: Study) -> Iterator[Row]:
     """Recovery over the alpha grid, with the size of its base set."""
-    for keys, found, condition in conditions(study, "recover"):
-        if condition is None:
-            yield from (keys | {"metric": metric} for metric in RECOVERY.digits)
-            continue
-        cell = study.facts["recover"][keys["dataset"], keys["model"]]
-        yield keys | {"metric": "recovery", **measured(found.get(f"{condition}/recovery"))}
-        sizes = {"base set": "base_set", "sequences": "n_sequences"}
-        for name, fact in sizes.items():
-            size = fmean(of_seed[fact] for of_seed in cell)
-            yield keys | {"metric": name, **counted(size), "n_seeds": len(cell)}
+    sizes = {"base set": "base_set", "sequences": "n_sequences"}
+    for subject in study.subjects("recover"):
+        for condition, prefix in conditions(subject):
+            yield subject.row(condition | {"metric": "recovery"}, f"{prefix}/recovery")
+            for metric, fact in sizes.items():
+                keys = condition | {"metric": metric}
+                if subject.reason:
+                    yield subject.keys | keys | {"note": subject.reason}
+                else:
+                    facts = study.facts["recover"][subject.dataset, subject.model]
+                    yield subject.keys | keys | averaged([of_seed[fact] for of_seed in facts])
 
 
 def selection(study: Study) -> Iterator[Row]:
     """Chosen alphas and what they do on test."""
-    for dataset in study.datasets:
-        for model in study.models:
-            if reason := study.why_not(model):
-                yield {
-                    "dataset": dataset, "model": model, "epsilon": "–", "quantity": "alpha",
-                    "chosen on": "validation", "note": reason,
-                }  # fmt: skip
-                continue
-            found = study.found("select", dataset, model)
-            for epsilon, alphas in chosen_alphas(study, dataset, model).items():
-                keys = {"dataset": dataset, "model": model, "epsilon": epsilon}
-                for where, chosen in alphas.items():
-                    value = counted(fmean(chosen)) | {"n_seeds": len(chosen)}
-                    yield keys | {"quantity": "alpha", "chosen on": where, **value}
-                for quantity in ("delta_HR@10", "recovery"):
-                    for where, prefix in (("validation", ""), ("test", "oracle_")):
-                        finding = found.get(f"epsilon={epsilon}/{prefix}{quantity}")
-                        yield {
-                            **keys, "quantity": quantity, "chosen on": where, **measured(finding)
-                        }  # fmt: skip
+    for subject in study.subjects("select"):
+        if subject.reason:
+            keys = {"epsilon": "–", "quantity": "alpha", "chosen on": "validation"}
+            yield subject.keys | keys | {"note": subject.reason}
+        for epsilon, alphas in chosen_alphas(study, subject).items():
+            for chosen_on in CHOSEN_ON:
+                keys = {"epsilon": epsilon, "quantity": "alpha", "chosen on": chosen_on}
+                yield subject.keys | keys | averaged(alphas[chosen_on])
+            for quantity in ("delta_HR@10", "recovery"):
+                for chosen_on, prefix in CHOSEN_ON.items():
+                    keys = {"epsilon": epsilon, "quantity": quantity, "chosen on": chosen_on}
+                    yield subject.row(keys, f"epsilon={epsilon}/{prefix}{quantity}")
 
 
 def decomposition(study: Study) -> Iterator[Row]:
     """Mixing ratios by definition and level, over sets of positions and layers."""
-    for dataset in study.datasets:
-        for model in study.models:
-            found = study.found("decompose", dataset, model)
-            reason = study.why_not(model)
-            rows = [("all", "all", "mixing_ratio/{}/{}")]
-            if not reason:
-                rows.append(("all but the oldest", "all", "without_first_position/{}/{}"))
-                rows += [
-                    (position, str(layer), f"by_layer/layer{layer}/{{}}/{{}}/{position}")
-                    for layer in layers_of(found)
-                    for position in ("all", "L", "L-1", "L-2")
-                ]
-            for positions, layer, template in rows:
-                for definition in DEFINITIONS:
-                    for level in LEVELS:
-                        keys = {
-                            "dataset": dataset, "model": model, "positions": positions,
-                            "layer": layer, "definition": definition, "level": level,
-                        }  # fmt: skip
-                        if reason:
-                            yield keys | {"note": reason}
-                        else:
-                            yield keys | measured(found.get(template.format(definition, level)))
+    for subject in study.subjects("decompose"):
+        rows = [("all", "all", "mixing_ratio/{}/{}")]
+        if not subject.reason:
+            rows.append(("all but the oldest", "all", "without_first_position/{}/{}"))
+        rows += [
+            (position, str(layer), f"by_layer/layer{layer}/{{}}/{{}}/{position}")
+            for layer in layers_of(subject.found)
+            for position in ("all", "L", "L-1", "L-2")
+        ]
+        for (positions, layer, path), definition, level in product(rows, DEFINITIONS, LEVELS):
+            keys = {
+                "positions": positions, "layer": layer, "definition": definition, "level": level
+            }  # fmt: skip
+            yield subject.row(keys, path.format(definition, level))
 
 
 def training(study: Study) -> Iterator[Row]:
@@ -336,10 +297,10 @@ def dropout(study: Study) -> Iterator[Row]:
             yield keys | counted(found["validation_NDCG@10"])
 
 
-def chosen_alphas(study: Study, dataset: str, model: str) -> dict[str, dict[str, list[float]]]:
-    """epsilon -> "validation" and "test" (the oracle) -> the chosen alpha of every seed."""
+def chosen_alphas(study: Study, subject: Subject) -> dict[str, dict[str, list[float]]]:
+    """epsilon -> where it was chosen (as in ``CHOSEN_ON``) -> the alpha of every training seed."""
     found: dict[str, dict[str, list[float]]] = {}
-    for facts in study.facts.get("select", {}).get((dataset, model), ()):
+    for facts in study.facts.get("select", {}).get((subject.dataset, subject.model), ()):
         for epsilon, choice in facts["choices"].items():
             alphas = found.setdefault(epsilon, {"validation": [], "test": []})
             alphas["validation"].append(choice["alpha"])
@@ -347,20 +308,17 @@ def chosen_alphas(study: Study, dataset: str, model: str) -> dict[str, dict[str,
     return found
 
 
-def conditions(
-    study: Study, diagnostic: str
-) -> Iterator[tuple[dict[str, Any], Mapping[str, Mapping[str, Any]], str | None]]:
-    """Keys, cell and path prefix of every residual scale; prefix None where not applicable."""
-    for dataset in study.datasets:
-        for model in study.models:
-            keys = {"dataset": dataset, "model": model}
-            if reason := study.why_not(model):
-                yield keys | {"layers": "–", "alpha": "–", "note": reason}, {}, None
-                continue
-            found = study.found(diagnostic, dataset, model)
-            prefixes = dict.fromkeys(
-                "/".join(path.split("/")[:2]) for path in found if "/alpha=" in path
-            )
-            for prefix in prefixes:
-                layers, alpha = prefix.split("/alpha=")
-                yield keys | {"layers": layers, "alpha": alpha}, found, prefix
+def conditions(subject: Subject) -> list[tuple[Row, str]]:
+    """Layers and alpha of every residual scale, as keys, and what its metric paths begin with.
+
+    Where residual scaling does not apply, one condition of dashes, to hold the reason.
+    """
+    if subject.reason:
+        return [({"layers": "–", "alpha": "–"}, "")]
+    prefixes = dict.fromkeys(
+        "/".join(path.split("/")[:2]) for path in subject.found if "/alpha=" in path
+    )
+    return [
+        (dict(zip(("layers", "alpha"), prefix.split("/alpha="), strict=True)), prefix)
+        for prefix in prefixes
+    ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import polars as pl
@@ -126,6 +127,11 @@ def counted(value: float | None, published: float | None = None) -> Row:
     elif published is not None:
         row["difference"] = value - published
     return row
+
+
+def averaged(values: Sequence[float]) -> Row:
+    """As ``counted``, of a number that was counted once under every training seed: the mean."""
+    return counted(fmean(values)) | {"n_seeds": len(values)}
 
 
 def number(value: float, digits: int, *, sign: bool = False) -> str:

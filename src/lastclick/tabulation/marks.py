@@ -5,14 +5,16 @@ The figures of the report and DVC's own plots are drawn from the same files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import product
 from statistics import fmean
 from typing import Any
 
 import polars as pl
 
 from lastclick.plotting.data import SCHEMAS
-from lastclick.tabulation.further import chosen_alphas, conditions
+from lastclick.tabulation.further import CHOSEN_ON, chosen_alphas, conditions
+from lastclick.tabulation.layout import Row
 from lastclick.tabulation.study import Study
 
 _SCALED = ("mixing_ratio/norm_of_sum", "mixing_ratio/sum_of_norms", "HRLI@1", "HR@10", "NDCG@10")
@@ -37,65 +39,64 @@ def plot_data(study: Study) -> dict[str, pl.DataFrame]:
     }
 
 
-def _interval(finding: dict[str, Any]) -> dict[str, float]:
+def _interval(finding: Mapping[str, Any]) -> dict[str, float]:
     return {name: finding[name] for name in ("value", "low", "high")}
 
 
-def _shuffle(study: Study) -> Iterator[dict[str, Any]]:
-    for (dataset, model), found in study.findings.get("shuffle", {}).items():
-        for metric in ("HR@10", "NDCG@10"):
-            for order in ("chronological", "partial", "full"):
-                if finding := found.get(f"{order}/{metric}"):
-                    share = found.get(f"{order}_share_of_chronological/{metric}", {})
-                    yield {
-                        "dataset": dataset, "model": model, "metric": metric, "order": order,
-                        **_interval(finding), "share": share.get("value"),
-                        "share_low": share.get("low"), "share_high": share.get("high"),
-                    }  # fmt: skip
-
-
-def _last_item(study: Study) -> Iterator[dict[str, Any]]:
-    for (dataset, model), found in study.findings.get("last_item", {}).items():
-        for k in (1, 10):
-            for item, name in (("last", "HRLI"), ("second_last", "HRL2I")):
-                if finding := found.get(f"{name}@{k}"):
-                    keys = {"dataset": dataset, "model": model, "k": k, "item": item}
-                    yield keys | _interval(finding)
-
-
-def _scaling(study: Study) -> Iterator[dict[str, Any]]:
-    for keys, found, condition in conditions(study, "scale"):
-        for metric in _SCALED:
-            if finding := found.get(f"{condition}/{metric}"):
+def _shuffle(study: Study) -> Iterator[Row]:
+    for subject, metric in product(study.subjects("shuffle"), ("HR@10", "NDCG@10")):
+        for order in ("chronological", "partial", "full"):
+            if finding := subject.found.get(f"{order}/{metric}"):
+                share = subject.found.get(f"{order}_share_of_chronological/{metric}", {})
                 yield {
-                    **keys, "alpha": float(keys["alpha"]), "metric": metric, **_interval(finding)
+                    **subject.keys, "metric": metric, "order": order, **_interval(finding),
+                    "share": share.get("value"), "share_low": share.get("low"),
+                    "share_high": share.get("high"),
                 }  # fmt: skip
 
 
-def _recovery(study: Study) -> Iterator[dict[str, Any]]:
-    for keys, found, condition in conditions(study, "recover"):
-        if finding := found.get(f"{condition}/recovery"):
-            facts = study.facts["recover"][keys["dataset"], keys["model"]]
-            yield {
-                **keys, "alpha": float(keys["alpha"]), **_interval(finding),
-                "base_set": fmean(cell["base_set"] for cell in facts),
-            }  # fmt: skip
+def _last_item(study: Study) -> Iterator[Row]:
+    for subject, k in product(study.subjects("last_item"), (1, 10)):
+        for item, name in (("last", "HRLI"), ("second_last", "HRL2I")):
+            if finding := subject.found.get(f"{name}@{k}"):
+                yield subject.keys | {"k": k, "item": item, **_interval(finding)}
 
 
-def _selection(study: Study) -> Iterator[dict[str, Any]]:
-    for (dataset, model), found in study.findings.get("select", {}).items():
-        for epsilon, alphas in chosen_alphas(study, dataset, model).items():
-            for chosen_on, prefix in (("validation", ""), ("test", "oracle_")):
-                keys = {
-                    "dataset": dataset, "model": model, "epsilon": float(epsilon),
-                    "chosen_on": chosen_on,
-                }  # fmt: skip
+def _scaling(study: Study) -> Iterator[Row]:
+    for subject in study.subjects("scale"):
+        for condition, prefix in conditions(subject):
+            for metric in _SCALED:
+                if finding := subject.found.get(f"{prefix}/{metric}"):
+                    mark = {"metric": metric, **_interval(finding)}
+                    yield subject.keys | _numbered(condition) | mark
+
+
+def _recovery(study: Study) -> Iterator[Row]:
+    for subject in study.subjects("recover"):
+        for condition, prefix in conditions(subject):
+            if finding := subject.found.get(f"{prefix}/recovery"):
+                facts = study.facts["recover"][subject.dataset, subject.model]
+                base_set = fmean(of_seed["base_set"] for of_seed in facts)
+                mark = {**_interval(finding), "base_set": base_set}
+                yield subject.keys | _numbered(condition) | mark
+
+
+def _numbered(condition: Row) -> Row:
+    """``condition`` with its alpha, which tables hold as text, as a number."""
+    return condition | {"alpha": float(condition["alpha"])}
+
+
+def _selection(study: Study) -> Iterator[Row]:
+    for subject in study.subjects("select"):
+        for epsilon, alphas in chosen_alphas(study, subject).items():
+            for chosen_on, prefix in CHOSEN_ON.items():
+                keys = subject.keys | {"epsilon": float(epsilon), "chosen_on": chosen_on}
                 # Over seeds: their mean, smallest and largest.
                 chosen = alphas[chosen_on]
                 extent = {"value": fmean(chosen), "low": min(chosen), "high": max(chosen)}
                 yield keys | {"metric": "alpha", **extent}
                 for metric in ("delta_HR@10", "recovery"):
-                    if finding := found.get(f"epsilon={epsilon}/{prefix}{metric}"):
+                    if finding := subject.found.get(f"epsilon={epsilon}/{prefix}{metric}"):
                         yield keys | {"metric": metric, **_interval(finding)}
 
 

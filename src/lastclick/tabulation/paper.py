@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 
-from lastclick.tabulation.layout import Layout, Row, counted, measured
+from lastclick.tabulation.layout import Layout, Row, averaged, counted
 from lastclick.tabulation.published import look_up
 from lastclick.tabulation.study import Study
 
@@ -93,8 +94,9 @@ ACCURACY = Layout(
     side=("dataset", "model"),
     across=("metric",),
     shows="Share of test users whose target is in the top K (HR), the same with hits discounted "
-    "by rank (NDCG), mean reciprocal rank (MRR), and the share of the catalogue that appears in "
-    "somebody's top K (coverage). The whole catalogue is ranked, never a sample.",
+    "by rank (NDCG), mean reciprocal rank (MRR; MRR@K counts ranks beyond K as 0), and the share "
+    "of the catalogue that appears in somebody's top K (coverage). The whole catalogue is ranked, "
+    "never a sample.",
     does_not_show="The intervals are over users, for the models as trained; another training seed "
     "moves the values by the spread given where several seeds were run.",
     published="time to split, best printed dropout (SASRec there has the classic block)",
@@ -110,10 +112,7 @@ def table1(study: Study) -> Iterator[Row]:
             **{name: report[f"n_{name}"] for name in ("users", "items", "interactions")},
             "density_percent": 100 * report["density"],
         }
-        for quantity in TABLE1.digits:
-            published = look_up(study.published.data_sets.values, dataset, quantity)
-            keys = {"dataset": dataset, "quantity": quantity}
-            yield keys | counted(found.get(quantity), published)
+        yield from _counts(TABLE1, dataset, found, study.published.data_sets.values)
 
 
 def splits(study: Study) -> Iterator[Row]:
@@ -122,50 +121,41 @@ def splits(study: Study) -> Iterator[Row]:
         report = study.data[dataset]["split"]
         found = {name.removeprefix("n_"): count for name, count in report.items()}
         found["mean_holdout_length"] = report["mean_test_holdout"]
-        for quantity in SPLITS.digits:
-            published = look_up(study.published.splits.values, dataset, quantity)
-            keys = {"dataset": dataset, "quantity": quantity}
-            yield keys | counted(found.get(quantity), published)
+        yield from _counts(SPLITS, dataset, found, study.published.splits.values)
+
+
+def _counts(
+    layout: Layout,
+    dataset: str,
+    found: Mapping[str, float],
+    printed: Mapping[str, Mapping[str, float]],
+) -> Iterator[Row]:
+    """One row for each quantity that ``layout`` gives digits for."""
+    for quantity in layout.digits:
+        published = look_up(printed, dataset, quantity)
+        keys = {"dataset": dataset, "quantity": quantity}
+        yield keys | counted(found.get(quantity), published)
 
 
 def table2(study: Study) -> Iterator[Row]:
     """Mixing ratios over all positions and layers."""
-    for dataset in study.datasets:
-        for model in study.models:
-            found = study.found("decompose", dataset, model)
-            for definition in DEFINITIONS:
-                for level in LEVELS:
-                    keys = {
-                        "dataset": dataset, "model": model, "definition": definition, "level": level
-                    }  # fmt: skip
-                    if reason := study.why_not(model):
-                        yield keys | {"note": reason}
-                        continue
-                    published = look_up(study.published.mixing_ratio.values, dataset, model, level)
-                    finding = found.get(f"mixing_ratio/{definition}/{level}")
-                    yield keys | measured(finding, published)
+    printed = study.published.mixing_ratio.values
+    for subject, definition, level in product(study.subjects("decompose"), DEFINITIONS, LEVELS):
+        published = look_up(printed, subject.dataset, subject.model, level)
+        keys = {"definition": definition, "level": level}
+        yield subject.row(keys, f"mixing_ratio/{definition}/{level}", published)
 
 
 def table3(study: Study) -> Iterator[Row]:
     """Mixing ratios after the LayerNorm, by layer and position."""
-    for dataset in study.datasets:
-        for model in study.models:
-            found = study.found("decompose", dataset, model)
-            printed = study.published.mixing_ratio_by_layer.values if model == "sasrec" else None
-            reason = study.why_not(model)
-            for layer in layers_of(found) or [0]:
-                for definition in DEFINITIONS:
-                    for position in POSITIONS:
-                        keys = {
-                            "dataset": dataset, "model": model, "layer": str(layer or "–"),
-                            "definition": definition, "position": position,
-                        }  # fmt: skip
-                        if reason:
-                            yield keys | {"note": reason}
-                            continue
-                        published = look_up(printed, dataset, layer, position)
-                        path = f"by_layer/layer{layer}/{definition}/attn_res_ln/{position}"
-                        yield keys | measured(found.get(path), published)
+    for subject in study.subjects("decompose"):
+        printed = study.published.mixing_ratio_by_layer.values if subject.model == "sasrec" else {}
+        layers = layers_of(subject.found) or [None]
+        for layer, definition, position in product(layers, DEFINITIONS, POSITIONS):
+            published = look_up(printed, subject.dataset, layer, position)
+            keys = {"layer": str(layer or "–"), "definition": definition, "position": position}
+            path = f"by_layer/layer{layer}/{definition}/attn_res_ln/{position}"
+            yield subject.row(keys, path, published)
 
 
 def table4(study: Study) -> Iterator[Row]:
@@ -177,40 +167,27 @@ def table4(study: Study) -> Iterator[Row]:
             for position in ("L-1", "L-2", "L-3")
         },
     }
-    for dataset in study.datasets:
-        for model in study.models:
-            found = study.found("non_final", dataset, model)
-            for position, (row, path) in rows.items():
-                keys = {"dataset": dataset, "model": model, "row": row}
-                if reason := study.why_not(model):
-                    yield keys | {"note": reason}
-                    continue
-                published = None
-                if model == "sasrec":
-                    published = look_up(study.published.non_final_hits.values, dataset, position)
-                yield keys | measured(found.get(path), published)
+    for subject in study.subjects("non_final"):
+        printed = study.published.non_final_hits.values if subject.model == "sasrec" else {}
+        for position, (row, path) in rows.items():
+            yield subject.row({"row": row}, path, look_up(printed, subject.dataset, position))
 
 
 def accuracy(study: Study) -> Iterator[Row]:
-    """HR@1, HR@10, NDCG@10, MRR and coverage@10 of the chronological input."""
-    names = ["HR@1", "HR@10", "NDCG@10", "MRR"]
-    for dataset in study.datasets:
-        for model in study.models:
-            found = study.found("shuffle", dataset, model)
-            published = study.published.best_accuracy(dataset, model)
-            for name in names:
-                finding = found.get(f"chronological/{name}")
-                keys = {"dataset": dataset, "model": model, "metric": name}
-                yield keys | measured(finding, published.get(name))
-            covered = counted(study.coverage(dataset, model)[10]) | {"n_seeds": len(study.seeds)}
-            yield {"dataset": dataset, "model": model, "metric": "coverage@10", **covered}
+    """HR@1, HR@10, NDCG@10, MRR@10, MRR and coverage@10 of the chronological input."""
+    for subject in study.subjects("shuffle"):
+        published = study.published.best_accuracy(subject.dataset, subject.model)
+        for metric in ("HR@1", "HR@10", "NDCG@10", "MRR@10", "MRR"):
+            yield subject.row({"metric": metric}, f"chronological/{metric}", published.get(metric))
+        covered = study.coverage(subject.dataset, subject.model)[10]
+        yield subject.keys | {"metric": "coverage@10"} | averaged(covered)
 
 
-def layers_of(found: object) -> list[int]:
-    """The layer numbers that a cell's metric paths name, ascending."""
+def layers_of(paths: Iterable[str]) -> list[int]:
+    """The layer numbers that metric paths name, ascending."""
     numbers = {
         int(part.removeprefix("layer"))
-        for path in found  # type: ignore[attr-defined]
+        for path in paths
         for part in path.split("/")
         if part.startswith("layer") and part.removeprefix("layer").isdigit()
     }

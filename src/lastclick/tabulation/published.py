@@ -84,8 +84,8 @@ def load_published() -> Published:
     return Published.model_validate(yaml.safe_load(text))
 
 
-def look_up(values: Mapping[Any, Any], *keys: Any) -> Any:
-    """``values[key][key]…``, or None where one of the keys is absent."""
+def look_up(values: Mapping[Any, Any] | None, *keys: Any) -> Any:
+    """``values[key][key]…``, or None where one of the keys, or ``values`` itself, is absent."""
     found: Any = values
     for key in keys:
         if found is None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from statistics import fmean
 from typing import Any
 
 import polars as pl
 
+from lastclick.tabulation.layout import Row, measured
 from lastclick.tabulation.published import Published
 
 #: Diagnostics that run for every model, and those that need an attention block with a residual.
@@ -30,15 +30,42 @@ Findings = Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
+class Subject:
+    """One model on one data set, as one diagnostic found it.
+
+    ``found``: metric path -> summary; empty where the diagnostic does not apply, and then
+    ``reason`` says why.
+    """
+
+    dataset: str
+    model: str
+    found: Mapping[str, Mapping[str, Any]]
+    reason: str | None
+
+    @property
+    def keys(self) -> Row:
+        """The key columns that every table of subjects begins with."""
+        return {"dataset": self.dataset, "model": self.model}
+
+    def row(self, keys: Row, path: str, published: float | None = None) -> Row:
+        """The table row of the metric at ``path``, or the reason why there is no number."""
+        if self.reason:
+            return self.keys | keys | {"note": self.reason}
+        return self.keys | keys | measured(self.found.get(path), published)
+
+
+@dataclass(frozen=True)
 class Study:
     """All that the tables are made of.
 
     ``findings``: diagnostic -> (dataset, model) -> metric path -> summary, the two diagnostics of
     ``BEHAVIOURAL`` for every model, those of ``STRUCTURAL`` for ``attention_models``;
     ``comparisons``: the same for (dataset, "a_minus_b"). ``facts``: diagnostic ->
-    (dataset, model) -> one mapping per seed. ``data``: dataset -> ``interactions`` and ``split``,
-    the counts of the two stages. ``trained``: (dataset, model) -> one description per seed;
-    ``tuned``: (dataset, model) -> how dropout was chosen.
+    (dataset, model) -> one mapping per seed. ``heatmaps``: (dataset, model) -> one table HEATMAPS
+    per seed, of ``attention_models``. ``data``: dataset -> ``interactions`` and ``split``, the
+    counts of the two stages. ``trained``: (dataset, model) -> one description per seed, and
+    ``histories``: loss and validation NDCG@10 of each of its epochs. ``tuned``: (dataset, model)
+    -> how dropout was chosen.
     """
 
     datasets: Sequence[str]
@@ -58,14 +85,18 @@ class Study:
     histories: Mapping[tuple[str, str], Sequence[pl.DataFrame]] = field(default_factory=dict)
     tuned: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
 
-    def found(self, diagnostic: str, dataset: str, model: str) -> Mapping[str, Mapping[str, Any]]:
-        """The summaries of one cell by metric path; empty where the diagnostic does not apply."""
-        return self.findings.get(diagnostic, {}).get((dataset, model), {})
+    def subjects(self, diagnostic: str) -> Iterator[Subject]:
+        """Every model of the run on every data set, those first that the run names first."""
+        findings = self.findings.get(diagnostic, {})
+        for dataset in self.datasets:
+            for model in self.models:
+                reason = self.why_not(model) if diagnostic in STRUCTURAL else None
+                yield Subject(dataset, model, findings.get((dataset, model), {}), reason)
 
-    def coverage(self, dataset: str, model: str) -> dict[int, float]:
-        """Share of the catalogue in somebody's top K, by K; mean over seeds."""
+    def coverage(self, dataset: str, model: str) -> dict[int, list[float]]:
+        """Share of the catalogue in somebody's top K: K -> one value per training seed."""
         per_seed = self.facts["shuffle"][dataset, model]
-        return {k: fmean(facts["coverage"][str(k)] for facts in per_seed) for k in self.ks}
+        return {k: [facts["coverage"][str(k)] for facts in per_seed] for k in self.ks}
 
     def why_not(self, model: str) -> str | None:
         """Why the structural diagnostics have nothing to say of ``model``; None if they do."""
