@@ -6,12 +6,12 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from lastclick.plotting.style import (
-    INK,
     curve,
     heading,
     in_order,
     legend,
     looks,
+    mark_trained,
     model_handle,
     panels,
     styled,
@@ -45,7 +45,7 @@ def figures(marks: pl.DataFrame) -> dict[str, Figure]:
                 sizes.append(f"{title(model)} {of_model['base_set'][0]:,.0f}")
         heading(panel, title(dataset))
         panel.set_title(f"base set: {', '.join(sizes)}", fontsize=8)
-        panel.axvline(1, color=INK, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
+        mark_trained(panel)
         panel.set_ylim(bottom=0)
         panel.margins(x=0.03)
         panel.set_xlabel("residual scale α")

@@ -18,6 +18,7 @@ from lastclick.plotting.style import (
     in_order,
     legend,
     looks,
+    mark_trained,
     model_handle,
     panels,
     styled,
@@ -124,7 +125,7 @@ def _definitions() -> list[Line2D]:
 
 def _finish(axes: Axes, name: str) -> None:
     axes.set_title(name)
-    axes.axvline(1, color=INK, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
+    mark_trained(axes)
     axes.set_ylim(bottom=0)
     if name in ("mixing ratio (+LN)", "HRLI@1"):
         axes.set_ylim(0, 1.04)

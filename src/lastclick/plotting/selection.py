@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 
 from lastclick.plotting.style import (
     FAINT,
-    INK,
+    REFERENCE,
     Look,
     heading,
     in_order,
@@ -48,7 +48,7 @@ def figures(marks: pl.DataFrame) -> dict[str, Figure]:
             _curves(panel, marks.filter(dataset=dataset, metric=metric), models, epsilons)
             panel.set_title(name)
             if metric == "delta_HR@10":
-                panel.axhline(0, color=INK, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
+                panel.axhline(0, **REFERENCE)
             else:
                 panel.set_ylim(bottom=0)
     for panel in axes[-1]:

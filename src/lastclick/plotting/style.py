@@ -12,16 +12,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import matplotlib
 import numpy as np
 import polars as pl
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from lastclick.titles import title
 
@@ -31,6 +33,8 @@ R = TypeVar("R")
 INK = "#222222"
 FAINT = "#767676"
 GRID = "#E3E3E3"
+#: Lines that values are read against.
+REFERENCE = {"color": INK, "linewidth": 0.9, "linestyle": (0, (2, 2)), "zorder": 1}
 
 _SETTINGS = {
     "axes.axisbelow": True,
@@ -136,10 +140,10 @@ def heading(axes: Axes, text: str) -> None:
     )  # fmt: skip
 
 
-def legend(figure: Figure, handles: Sequence, columns: int | None = None) -> None:
+def legend(figure: Figure, handles: Sequence[Artist]) -> None:
     """One legend above all panels."""
     figure.legend(
-        handles=list(handles), loc="outside upper left", ncols=columns or len(handles),
+        handles=list(handles), loc="outside upper left", ncols=len(handles),
         handlelength=2.6, columnspacing=1.8,
     )  # fmt: skip
 
@@ -162,7 +166,53 @@ def curve(axes: Axes, rows: pl.DataFrame, x: str, look: Look, **changes: object)
     )  # fmt: skip
 
 
-def in_order(frame: pl.DataFrame, column: str) -> list[str]:
+def bar(
+    axes: Axes, x: float, mark: Mapping[str, Any], look: Look, *, width: float, strength: float,
+    hatch: str, text: str | None, nudge: float = 0.0,
+) -> None:  # fmt: skip
+    """The bar of one ``mark`` (value, low, high) in its model's colour, interval and text on top.
+
+    ``strength`` as of ``tint``; ``nudge``: how far right of the bar's middle the text stands, in
+    points.
+    """
+    axes.bar(
+        x, mark["value"], width=width, hatch=hatch, edgecolor=INK,
+        facecolor=tint(look.colour, strength), linewidth=0.6,
+    )  # fmt: skip
+    axes.vlines(x, mark["low"], mark["high"], color=INK, linewidth=1.1)
+    if text is not None:
+        axes.annotate(
+            text, (x, mark["high"]), xytext=(nudge, 2.5), textcoords="offset points",
+            ha="center", va="bottom", fontsize=7.5,
+        )  # fmt: skip
+
+
+def bar_handle(label: str, strength: float, hatch: str) -> Patch:
+    """The legend entry of the bars of this strength and hatch, whatever their model."""
+    return Patch(facecolor=tint(FAINT, strength), hatch=hatch, edgecolor=INK, label=label)
+
+
+def bar_panels(
+    rows: int, columns: int, n_models: int, *, height: float
+) -> tuple[Figure, np.ndarray]:
+    """As ``panels``, wide enough for a group of bars for each of ``n_models``."""
+    return panels(rows, columns, width=max(4.6, 0.9 * n_models + 1.0), height=height)
+
+
+def models_across(axes: Axes, models: Sequence[str]) -> None:
+    """Name under each group of bars the model that it stands for; groups lie at 0, 1, 2, …"""
+    axes.set_xticks(range(len(models)), [title(model) for model in models])
+    axes.set_xlim(-0.6, len(models) - 0.4)
+    axes.grid(axis="x", visible=False)
+    axes.tick_params(axis="x", length=0)
+
+
+def mark_trained(axes: Axes) -> None:
+    """A dashed line at alpha = 1, the model as it was trained."""
+    axes.axvline(1, **REFERENCE)
+
+
+def in_order(frame: pl.DataFrame, column: str) -> list[Any]:
     """The distinct values of a column in order of first appearance."""
     return frame[column].unique(maintain_order=True).to_list()
 
