@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import RootModel
 
 from lastclick import params
-from lastclick.data.raw_formats import RawFormat
+from lastclick.data.raw_formats import Raw
 from lastclick.data.sources import Source, fetch
 from lastclick.errors import UserError
 from stages.command import run
@@ -17,10 +17,6 @@ INCOMING = "data/incoming"
 
 class Sources(RootModel[tuple[Source, ...]]):
     """``datasets.<name>.sources`` of params.yaml."""
-
-
-class Raw(RootModel[RawFormat]):
-    """``datasets.<name>.raw`` of params.yaml."""
 
 
 def main(dataset: str) -> None:

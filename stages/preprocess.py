@@ -5,20 +5,14 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from pydantic import RootModel
-
 from lastclick import params, tables
 from lastclick.data.filtering import compare_with_expected, preprocess
 from lastclick.data.formats import read_interactions, sample_users
 from lastclick.data.provenance import read_provenance
-from lastclick.data.raw_formats import RawFormat
+from lastclick.data.raw_formats import Raw
 from stages.command import run
 
 FOLDER = Path("data/interactions")
-
-
-class Raw(RootModel[RawFormat]):
-    """``datasets.<name>.raw`` of params.yaml."""
 
 
 def main(dataset: str) -> None:

@@ -9,7 +9,6 @@ import polars as pl
 from tqdm import tqdm
 
 from lastclick import params, tables
-from lastclick.observations import summarise
 from lastclick.tabulation.aggregates import metric_files
 from lastclick.tabulation.contents import TABLES, tabulate
 from lastclick.tabulation.layout import markdown
@@ -25,6 +24,7 @@ from lastclick.tabulation.study import (
 )
 from stages.cells import Cell
 from stages.command import run
+from stages.results import over_users
 
 
 def main() -> None:
@@ -142,18 +142,6 @@ def compared_observations(cell: Cell) -> pl.DataFrame:
         .filter(pl.col("metric").is_in([prefix + name for name in names]))
         .with_columns(pl.col("metric").str.strip_prefix(prefix))
         for diagnostic, (prefix, names) in COMPARED.items()
-    )
-
-
-def over_users(
-    per_seed: list[pl.DataFrame], evaluation: params.Evaluation
-) -> dict[str, dict[str, Any]]:
-    """Values and bootstrap intervals of observations, under the run's settings."""
-    return summarise(
-        per_seed,
-        draws=evaluation.bootstrap_draws,
-        seed=evaluation.bootstrap_seed,
-        confidence=evaluation.confidence,
     )
 
 

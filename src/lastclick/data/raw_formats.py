@@ -10,7 +10,15 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    RootModel,
+    StringConstraints,
+    model_validator,
+)
 
 Name = Annotated[str, StringConstraints(min_length=1)]
 TimeUnit = Literal["s", "ms", "us", "ns"]
@@ -132,3 +140,7 @@ class Parquet(_Columns):
 RawFormat = Annotated[
     Delimited | Recbole | JsonLines | PythonLines | Parquet, Field(discriminator="kind")
 ]
+
+
+class Raw(RootModel[RawFormat]):
+    """``datasets.<name>.raw`` of params.yaml: any of the layouts."""
