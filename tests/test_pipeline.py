@@ -15,11 +15,7 @@ from tests.toy_project import Project
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A toy project after an undisturbed `dvc repro`."""
-    project = Project.create(tmp_path_factory.mktemp("project"))
-    project.run("dvc", "repro", "--quiet")
-    project.commit("first run")
-    return project
+    return Project.reproduced(tmp_path_factory.mktemp("project"))
 
 
 @pytest.fixture

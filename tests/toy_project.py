@@ -98,6 +98,14 @@ class Project:
         project.commit("toy project")
         return project
 
+    @classmethod
+    def reproduced(cls, folder: Path) -> Project:
+        """A copy after an undisturbed `dvc repro`."""
+        project = cls.create(folder)
+        project.run("dvc", "repro", "--quiet")
+        project.commit("first run")
+        return project
+
     @property
     def environment(self) -> dict[str, str]:
         binaries = Path(sys.executable).parent

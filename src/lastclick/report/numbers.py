@@ -55,7 +55,10 @@ class Numbers:
     def count(self, table: str, **keys: str) -> float | None:
         """The value of the one cell with these keys, or None where it holds none."""
         rows = self.rows(table, **keys)
-        return rows[0]["value"] if rows else None
+        if not rows:
+            return None
+        (row,) = rows
+        return row["value"]
 
 
 def percent(share: float, digits: int | None = None) -> str:
