@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from lastclick.data.encoding import encode
 from lastclick.data.filtering import (
     Preprocessed,
+    _stable_order,
     compare_with_expected,
     drop_consecutive_repeats,
     keep_core,
@@ -249,6 +250,27 @@ def test_working_in_blocks_and_parts_changes_nothing(monkeypatch, ties):
         parts = preprocess(table, k_core=17, ties=ties)
         assert parts.interactions.equals(whole.interactions)
         assert parts.report == whole.report
+
+
+KEYS = st.integers(1, 31).flatmap(
+    lambda n_rows: st.lists(
+        # Words of 32 bits, of 64, two keys that fit one by one, one that does not fit.
+        st.sampled_from([3, 2**20, 2**40, 2**63 - 1]).flatmap(
+            lambda top: st.lists(
+                st.integers(-top - 1 if top > 3 else 0, top), min_size=n_rows, max_size=n_rows
+            )
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+
+
+@settings(deadline=None)
+@given(KEYS)
+def test_the_order_of_packed_keys_is_that_of_the_keys(keys):
+    arrays = [np.array(key, dtype=np.int64) for key in keys]
+    assert _stable_order(*arrays).tolist() == np.lexsort(arrays[::-1]).tolist()
 
 
 def test_an_unknown_rule_for_ties_is_refused():
