@@ -236,6 +236,21 @@ def test_every_option_gives_what_its_definition_says(frame, options):
     assert report.n_test_skipped == skipped
 
 
+@settings(deadline=None)
+@given(INTERACTIONS_OF_A_FEW, st.integers(1, 11))
+def test_working_in_parts_changes_nothing(frame, part_rows):
+    try:
+        whole = split_interactions(frame, quantile=0.75)
+    except UserError:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lastclick.data.parts.PART_ROWS", part_rows)
+        parts = split_interactions(frame, quantile=0.75)
+    assert parts.report == whole.report
+    for name in ("train", "validation", "test"):
+        assert getattr(parts, name).collect().equals(getattr(whole, name).collect())
+
+
 @settings(deadline=None, max_examples=200)
 @given(INTERACTIONS_OF_A_FEW, st.sampled_from([0.5, 0.75, 0.9]))
 def test_time_separates_training_from_targets(frame, quantile):

@@ -273,8 +273,15 @@ def _leave_one_out(users: _Users) -> _Plan:
 def _count_until(users: _Users, times: np.ndarray, threshold: Fraction) -> np.ndarray:
     """How many interactions of each user lie at or before ``threshold``."""
     # Times are integers, so comparing with the floor is exact.
-    is_past = times <= threshold.numerator // threshold.denominator
-    return np.add.reduceat(is_past, users.starts, dtype=np.int64)
+    latest = threshold.numerator // threshold.denominator
+    counts = np.empty_like(users.lengths)
+    for part in parts_of(len(times)):
+        first, end = np.searchsorted(users.starts, (part.start, part.stop))
+        if first < end:  # users who begin in this part
+            starts, stop = users.starts[first:end], users.starts[end - 1] + users.lengths[end - 1]
+            is_past = times[starts[0] : stop] <= latest
+            counts[first:end] = np.add.reduceat(is_past, starts - starts[0], dtype=np.int64)
+    return counts
 
 
 def _trainable(lengths: np.ndarray) -> np.ndarray:
