@@ -31,7 +31,10 @@ def main(dataset: str) -> None:
         if declared.sample_users:
             rows = sample_users(rows, declared.sample_users)
         found = preprocess(
-            rows, ticks_per_second=table.ticks_per_second, **settings.preprocess.model_dump()
+            rows,
+            ticks_per_second=table.ticks_per_second,
+            progress=dataset,
+            **settings.preprocess.model_dump(),
         )
     tables.write_table(found.interactions, FOLDER / f"{dataset}.parquet", tables.INTERACTIONS)
     tables.write_table(found.ids, FOLDER / f"{dataset}.ids.parquet", tables.IDS)

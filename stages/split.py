@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from lastclick import params, tables
+from lastclick.data.progress import steps
 from lastclick.data.splitting import split_interactions
 from stages.command import run
 
@@ -13,11 +14,17 @@ def main(dataset: str) -> None:
     interactions = tables.read_table(
         Path("data/interactions") / f"{dataset}.parquet", tables.INTERACTIONS
     )
-    split = split_interactions(interactions, **settings.split.model_dump())
     folder = Path("data/splits") / dataset
-    tables.write_table(split.train.collect(), folder / "train.parquet", tables.INTERACTIONS)
-    tables.write_table(split.validation.collect(), folder / "validation.parquet", tables.EVALUATION)
-    tables.write_table(split.test.collect(), folder / "test.parquet", tables.EVALUATION)
+    with steps(dataset, ("cutting", "train", "validation", "test")) as begin_step:
+        begin_step()
+        split = split_interactions(interactions, **settings.split.model_dump())
+        for name, part, schema in (
+            ("train", split.train, tables.INTERACTIONS),
+            ("validation", split.validation, tables.EVALUATION),
+            ("test", split.test, tables.EVALUATION),
+        ):
+            begin_step()
+            tables.write_table(part.collect(), folder / f"{name}.parquet", schema)
     tables.write_json(split.report.as_dict(), folder / "split.json")
 
 

@@ -8,10 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from stages import plot, report
 from stages import tables as tables_stage
 from tests.synthetic import DataSet, write_run
+
+# Time per example is the machine's business: a busy one must not fail a test.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # Few users, so that it is quick; the two differ in everything.
 SMALL = {

@@ -508,7 +508,7 @@ def test_an_archive_whose_names_are_no_text_is_refused(tmp_path):
     assert "is damaged" in refused({**block, "sha256": digest(path)})
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_cut_and_flipped_files_are_refused_or_read(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fuzz")

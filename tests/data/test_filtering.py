@@ -126,7 +126,7 @@ def brute_force_core(rows: list[tuple[int, int]], k: int) -> list[tuple[int, int
     return restricted(*largest)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=29).map(
         lambda rows: sorted(rows, key=lambda row: row[0])
@@ -147,7 +147,6 @@ ROWS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(ROWS, st.randoms(use_true_random=False))
 def test_ids_do_not_depend_on_the_order_of_rows(rows, random):
     shuffled = random.sample(rows, len(rows))
@@ -155,7 +154,6 @@ def test_ids_do_not_depend_on_the_order_of_rows(rows, random):
     assert one.ids.equals(other.ids)
 
 
-@settings(deadline=None)
 @given(ROWS)
 def test_nothing_is_lost_but_repeats(rows):
     result = preprocess(raw(*rows), k_core=0)
@@ -226,7 +224,6 @@ def test_shuffled_ties_follow_the_hash_of_the_source_position():
     assert expected[1:] != sorted(expected[1:])
 
 
-@settings(deadline=None)
 @given(ROWS, st.integers(0, 2**31))
 def test_shuffling_ties_moves_rows_inside_ties_only(rows, seed):
     coded, _, _ = encode(raw(*rows))
@@ -266,7 +263,6 @@ KEYS = st.integers(1, 31).flatmap(
 )
 
 
-@settings(deadline=None)
 @given(KEYS)
 def test_the_order_of_packed_keys_is_that_of_the_keys(keys):
     arrays = [np.array(key, dtype=np.int64) for key in keys]

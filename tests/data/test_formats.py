@@ -774,9 +774,7 @@ ids = st.text(
 ).filter(lambda text: text.strip() and text not in ("NA", "N/A", "<NA>", "NaN", "nan", "NULL"))
 times = st.integers(min_value=0, max_value=10**11 - 1)
 tables = st.lists(st.tuples(ids, ids, times), min_size=1, max_size=17)
-fuzzing = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+fuzzing = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def quoted(text):

@@ -69,7 +69,7 @@ def test_take_window_and_recent_item_do_what_list_slices_do(lists, data):
     assert sequences.recent_item(offset).tolist() == expected
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(lists=FILLED_LISTS)
 def test_a_batch_describes_every_token_and_its_place_in_the_rectangles(lists):
     batch = Batch.of(Sequences.from_lists(lists))
@@ -104,7 +104,7 @@ def test_a_batch_describes_every_token_and_its_place_in_the_rectangles(lists):
     assert sorted(batch.bucket_order.tolist()) == list(range(len(lists)))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(lists=FILLED_LISTS, n_heads=st.sampled_from([1, 2, 3]))
 def test_head_slots_lay_heads_out_before_places(lists, n_heads):
     batch = Batch.of(Sequences.from_lists(lists))

@@ -105,7 +105,6 @@ def test_an_interaction_on_the_threshold_is_not_after_it():
 TIMES = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 3) | st.integers(10**9, 10**9 + 10**6)
 
 
-@settings(deadline=None)
 @given(
     st.lists(TIMES, min_size=1, max_size=41),
     st.sampled_from([0.001, 0.25, 0.5, 0.9]),
@@ -214,7 +213,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(INTERACTIONS_OF_A_FEW, OPTIONS)
 def test_every_option_gives_what_its_definition_says(frame, options):
     train, validation, test, skipped = naive_split(frame, **options)
@@ -236,7 +235,6 @@ def test_every_option_gives_what_its_definition_says(frame, options):
     assert report.n_test_skipped == skipped
 
 
-@settings(deadline=None)
 @given(INTERACTIONS_OF_A_FEW, st.integers(1, 11))
 def test_working_in_parts_changes_nothing(frame, part_rows):
     try:
@@ -251,7 +249,7 @@ def test_working_in_parts_changes_nothing(frame, part_rows):
         assert getattr(parts, name).collect().equals(getattr(whole, name).collect())
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(INTERACTIONS_OF_A_FEW, st.sampled_from([0.5, 0.75, 0.9]))
 def test_time_separates_training_from_targets(frame, quantile):
     try:

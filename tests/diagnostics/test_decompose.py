@@ -311,7 +311,7 @@ def test_uniform_attention_over_equal_items_has_a_closed_form(alpha):
             torch.testing.assert_close(mixed / (mixed + own), expected, rtol=0, atol=1e-12)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**31),
     lengths=st.lists(st.integers(1, 23), min_size=1, max_size=5),
@@ -330,7 +330,7 @@ def test_norm_of_sum_is_never_above_sum_of_norms(seed, lengths, alpha, kind):
     torch.testing.assert_close(one_other[:, :, 0], one_other[:, :, 1], rtol=0, atol=1e-12)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**31),
     alphas=st.tuples(st.floats(0, 3), st.floats(0, 3)).map(sorted),

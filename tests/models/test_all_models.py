@@ -66,7 +66,7 @@ def test_padding_is_not_a_token(name, changes):
 
 
 @NAMES_AND_CHANGES
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_a_sequence_scores_the_same_alone_and_in_any_company(name, changes, data):
     model = build_lively(name, **changes)

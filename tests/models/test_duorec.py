@@ -54,7 +54,7 @@ def test_a_single_pair_has_nothing_to_contrast_with():
     assert contrastive_loss(torch.ones(1, 3), torch.ones(1, 3), torch.tensor([1]), 1.0).item() == 0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     lists=st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=7), min_size=1, max_size=7),
     seed=st.integers(0, 99),

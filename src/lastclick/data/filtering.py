@@ -16,11 +16,13 @@ import polars as pl
 from lastclick.data.encoding import encode
 from lastclick.data.hashing import seeded_hash
 from lastclick.data.parts import parts_of
+from lastclick.data.progress import steps
 from lastclick.errors import UserError
 
 SECONDS_PER_DAY = 86_400
 #: Rows sorted at a time: they and their working copies stay in the processor's cache.
 BLOCK_ROWS = 2**18
+_STEPS = ("reading", "ordering", "filtering", "numbering")
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ def preprocess(
     ties: str = "source",
     ties_seed: int = 0,
     ticks_per_second: int = 1,
+    progress: str | None = None,
 ) -> Preprocessed:
     """Turn raw interactions into dense, filtered sequences.
 
@@ -73,27 +76,33 @@ def preprocess(
     and ``ties_seed`` as in ``sort_by_user_and_time``.
 
     Users and items are numbered from 1 (0 is padding) in id order (``encoding.encode``).
+    ``progress`` names the work in its progress bar; None shows none.
 
     Raises UserError when there are no rows, when one has a gap, or when none survives.
     """
-    # One name for all stages of the work, so that what is done with is freed.
-    rows, raw_users, raw_items = encode(raw)
-    n_rows_read = rows.height
-    if n_rows_read == 0:
-        raise UserError("there are no interactions: the source has no row that could be read")
-    rows = sort_by_user_and_time(rows, ties=ties, seed=ties_seed)
-    rows = drop_consecutive_repeats(rows)
-    n_repeats_dropped = n_rows_read - rows.height
-    rows, n_rounds = keep_core(rows, k_core)
-    if rows.is_empty():
-        raise UserError(
-            f"none of {len(raw_users):,} users and {len(raw_items):,} items is left after "
-            f"filtering: no group of them has {k_core} interactions each (of {n_rows_read:,} "
-            "rows); lower preprocess.k_core (0 switches it off)"
-        )
-    users, user_ids = _renumber(rows["user_id"], raw_users, "user")
-    items, item_ids = _renumber(rows["item_id"], raw_items, "item")
-    interactions = pl.DataFrame([users, items, rows["timestamp"]])
+    with steps(progress, _STEPS) as begin_step:
+        begin_step()
+        # One name for all stages of the work, so that what is done with is freed.
+        rows, raw_users, raw_items = encode(raw)
+        n_rows_read = rows.height
+        if n_rows_read == 0:
+            raise UserError("there are no interactions: the source has no row that could be read")
+        begin_step()
+        rows = sort_by_user_and_time(rows, ties=ties, seed=ties_seed)
+        begin_step()
+        rows = drop_consecutive_repeats(rows)
+        n_repeats_dropped = n_rows_read - rows.height
+        rows, n_rounds = keep_core(rows, k_core)
+        if rows.is_empty():
+            raise UserError(
+                f"none of {len(raw_users):,} users and {len(raw_items):,} items is left after "
+                f"filtering: no group of them has {k_core} interactions each (of {n_rows_read:,} "
+                "rows); lower preprocess.k_core (0 switches it off)"
+            )
+        begin_step()
+        users, user_ids = _renumber(rows["user_id"], raw_users, "user")
+        items, item_ids = _renumber(rows["item_id"], raw_items, "item")
+        interactions = pl.DataFrame([users, items, rows["timestamp"]])
     report = FilterReport(
         n_rows_read=n_rows_read,
         n_repeats_dropped=n_repeats_dropped,
