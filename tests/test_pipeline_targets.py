@@ -32,8 +32,8 @@ def test_a_split_goes_through_to_the_report(project, name):
     project.run("dvc", "repro", "--quiet")
     counts = json.loads((project.folder / f"data/splits/{DATASET}/split.json").read_text())
     scored = pl.read_parquet(
-        project.folder / f"scores/{DATASET}/sasrec/{SEED}/shuffles.parquet"
-    ).filter(pl.col("order") == "chronological", pl.col("offset") == 0)
+        project.folder / f"scores/{DATASET}/sasrec/{SEED}/scales.parquet"
+    ).filter(pl.col("layers") == "all", pl.col("alpha") == 1, pl.col("offset") == 0)
     for partition in ("validation", "test"):
         rows = scored.filter(pl.col("partition") == partition)
         assert rows.height == counts[f"n_{partition}_targets"] > 0
