@@ -190,9 +190,9 @@ def test_a_new_model_guesses_uniformly_and_learns_a_cycle(name, changes):
     loss = model.training_loss(training_batch_of(model, sequences))
     assert loss.total.item() / loss.n_targets == pytest.approx(np.log(7), abs=0.1)
     inputs = Batch.of(sequences.window(drop_last=2))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    # The others take a few dozen steps, BERT4Rec about 400: how many hangs on the order in which
-    # threads add. The bound only ends what does not learn at all.
+    # A few hundred steps at most. Larger steps, 0.02 say, leave BERT4Rec on a plateau, or not, as
+    # rounding will have it.
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     for step in range(1200):
         optimizer.zero_grad()
         mean_loss(model, sequences, seed=step).backward()
