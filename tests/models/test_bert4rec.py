@@ -31,20 +31,28 @@ def test_masks_hide_real_items_at_the_given_rate_and_nothing_else_changes():
     items = torch.from_numpy(sequences.items).long()
     assert torch.equal(batch.inputs.items[~is_mask], items[~is_mask])
     assert torch.equal(batch.targets, items[batch.masked])
-    # A sequence that would have none gets one, so the expected rate is p + (1 - p)^n / n.
-    rate = 0.2 + 0.8**MAX_LENGTH / MAX_LENGTH
-    deviation = (rate * (1 - rate) / len(items)) ** 0.5
-    assert abs(is_mask.double().mean().item() - rate) < 5 * deviation
+    deviation = (0.2 * 0.8 / len(items)) ** 0.5
+    assert abs(is_mask.double().mean().item() - 0.2) < 5 * deviation
 
 
-def test_every_sequence_has_a_mask_and_every_place_its_chance():
-    model = build("bert4rec", mask_probability=0.001)
-    sequences = random_sequences([2, 3, 7] * 89)
-    batch = masked_batch(model, sequences)
-    owners = batch.inputs.sequence[batch.masked]
-    assert torch.equal(owners.unique(), torch.arange(len(sequences)))
-    of_three = batch.inputs.positions[batch.masked][batch.inputs.lengths[owners] == 3]
-    assert of_three.unique().tolist() == [0, 1, 2]
+def test_items_of_short_sequences_are_masked_no_more_often_than_others():
+    model = build("bert4rec", mask_probability=0.2)
+    batch = masked_batch(model, random_sequences([2, MAX_LENGTH] * 999))
+    is_mask = batch.inputs.items == N_ITEMS + 1
+    of_short = batch.inputs.lengths[batch.inputs.sequence] == 2
+    deviation = (0.2 * 0.8 / (2 * 999)) ** 0.5
+    assert abs(is_mask[of_short].double().mean().item() - 0.2) < 5 * deviation
+
+
+def test_a_batch_has_at_least_one_mask_and_every_place_its_chance():
+    model = build("bert4rec", mask_probability=1e-9)
+    sequences = random_sequences([2, 3])
+    places = set()
+    for seed in range(50):
+        batch = masked_batch(model, sequences, seed)
+        assert len(batch.masked) == 1
+        places.add(batch.masked.item())
+    assert places == {0, 1, 2, 3, 4}
 
 
 def test_the_newest_items_are_kept():

@@ -83,12 +83,15 @@ class Model(Recommender):
     def training_batch(
         self, sequences: Sequences, indices: np.ndarray, rng: np.random.Generator
     ) -> MaskedBatch:
-        """Mask each item with ``mask_probability``, and one at random where that masks none."""
+        """Mask each item with ``mask_probability``; one at random where that masks none at all.
+
+        A sequence without a mask says nothing this time. To force one upon it would make the items
+        of short sequences count more than others.
+        """
         chosen = sequences.take(indices).window(keep=self.max_length)
         is_masked = rng.random(len(chosen.items)) < self.config.mask_probability
-        has_none = np.add.reduceat(is_masked, chosen.offsets[:-1], dtype=np.int64) == 0
-        lengths, starts = chosen.lengths[has_none], chosen.offsets[:-1][has_none]
-        is_masked[starts + rng.integers(lengths)] = True
+        if not is_masked.any():
+            is_masked[rng.integers(len(is_masked))] = True
 
         masked = np.flatnonzero(is_masked)
         targets = chosen.items[masked].astype(np.int64)
