@@ -119,6 +119,12 @@ def test_a_repeated_name_is_refused(tmp_path):
         load_with(tmp_path, "run.seeds", [17, 17])
 
 
+@pytest.mark.parametrize("alphas", [[0.5, 0.50000001], [1.0000001]])
+def test_numbers_that_would_share_a_name_are_refused(tmp_path, alphas):
+    with pytest.raises(UserError, match=r"scaling.* more than once"):
+        load_with(tmp_path, "scaling.alphas", alphas)
+
+
 @pytest.mark.parametrize("text", ["", "- a\n- b\n", "run: [unclosed"])
 def test_a_file_without_sections_is_refused(tmp_path, text):
     with pytest.raises(UserError, match=r"params\.yaml"):

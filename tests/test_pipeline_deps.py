@@ -113,3 +113,8 @@ def test_every_stage_has_a_script_of_its_name():
 
 def test_downloading_depends_on_no_code():
     assert "deps" not in STAGES["download"]
+
+
+def test_the_report_declares_its_templates_and_the_data_sets_it_names():
+    assert "src/lastclick/templates" in STAGES["report"]["deps"]
+    assert "datasets" in STAGES["report"]["params"]

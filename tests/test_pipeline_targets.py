@@ -1,4 +1,4 @@
-"""Every way to split runs to the report, through DVC, with as many targets as the split says."""
+"""Runs of other shapes than the default go through DVC to the report."""
 
 import json
 
@@ -41,3 +41,12 @@ def test_a_split_goes_through_to_the_report(project, name):
     if name in ("successive", "all"):
         assert counts["n_test_targets"] > counts["n_test_users"]
     assert "HRLI" in (project.folder / "report/index.html").read_text()
+
+
+def test_a_run_without_attention_models_goes_through_to_the_report(tmp_path):
+    project = Project.create(tmp_path)
+    project.set_params(
+        {"run.models": ["gru4rec"], "run.attention_models": [], "train.max_epochs": 1}
+    )
+    project.run("dvc", "repro", "--quiet")
+    assert "not applicable: a recurrent" in (project.folder / "report/index.html").read_text()

@@ -76,8 +76,9 @@ def summarise(
     users for all metrics and seeds, so the interval is over users with the trained models as they
     are. ``spread`` is the sample standard deviation over seeds (absent for one seed).
 
-    Returns path -> {value, low, high, n_users, by_seed, spread?}; a metric in which, under some
-    seed, no user has weight is left out rather than reported as NaN.
+    Returns path -> {value, low, high, n_users, by_seed, spread?}, where ``n_users`` counts those
+    with weight (under the seed that has the fewest); a metric in which, under some seed, no user
+    has weight is left out rather than reported as NaN.
     """
     if not per_seed or all(frame.is_empty() for frame in per_seed):
         raise UserError("there is nobody to evaluate: the evaluation partition holds no users")
@@ -98,7 +99,7 @@ def summarise(
             "value": interval.value,
             "low": interval.low,
             "high": interval.high,
-            "n_users": int((sums[0][1][:, column] > 0).sum()),
+            "n_users": min(int((weight[:, column] > 0).sum()) for _, weight in sums),
             "by_seed": by_seed,
         }
         if len(by_seed) > 1:

@@ -51,6 +51,12 @@ def _distinct(values: tuple) -> tuple:
     return values
 
 
+def _distinct_names(values: tuple) -> tuple:
+    """Numbers are filed under their first six digits."""
+    _distinct(tuple(f"{value:g}" for value in values))
+    return values
+
+
 Names = Annotated[tuple[str, ...], AfterValidator(_distinct)]
 
 
@@ -104,7 +110,9 @@ class Train(Section):
 class Dropout(Section):
     """Where dropout is chosen on validation, and from what."""
 
-    grid: Annotated[tuple[Annotated[Number, Field(ge=0, lt=1)], ...], AfterValidator(_distinct)]
+    grid: Annotated[
+        tuple[Annotated[Number, Field(ge=0, lt=1)], ...], AfterValidator(_distinct_names)
+    ]
     datasets: Names
     models: Names
 
@@ -126,12 +134,12 @@ class Shuffle(Section):
 class Scaling(Section):
     """The grid of residual scales; always holds 1, the trained model."""
 
-    alphas: Annotated[tuple[Annotated[Number, Field(ge=0)], ...], AfterValidator(_distinct)]
+    alphas: Annotated[tuple[Annotated[Number, Field(ge=0)], ...], AfterValidator(_distinct_names)]
     one_layer_at_a_time: bool
 
     @model_validator(mode="after")
     def _with_the_trained_model(self) -> Scaling:
-        alphas = tuple(sorted({*self.alphas, 1.0}))
+        alphas = _distinct_names(tuple(sorted({*self.alphas, 1.0})))
         return self if alphas == self.alphas else self.model_copy(update={"alphas": alphas})
 
 
@@ -141,7 +149,7 @@ class Selection(Section):
     epsilons: Annotated[
         tuple[Annotated[Number, Field(ge=0, le=1)], ...],
         Field(min_length=1),
-        AfterValidator(_distinct),
+        AfterValidator(_distinct_names),
     ]
 
 

@@ -178,3 +178,17 @@ def test_a_planted_effect_on_test_does_not_move_the_choice():
     assert found["epsilon=0/recovery"] == pytest.approx(0.2)
     assert found["epsilon=0/oracle_delta_HR@10"] == pytest.approx(0.5)
     assert found["epsilon=0/oracle_recovery"] == 1
+
+
+@pytest.mark.parametrize(("trained", "epsilon"), [(10, 0.1), (15, 0.2), (30, 0.1), (55, 0.2)])
+def test_a_loss_of_exactly_epsilon_is_allowed_and_one_hit_more_is_not(trained, epsilon):
+    n_users, allowed = 6 * trained + 1, trained - round(trained * epsilon)
+    recoverable = n_users  # the one user whom a smaller alpha wins
+    for n_hits, alpha in ((allowed, 0.5), (allowed - 1, 1.0)):
+        hits = {1.0: range(1, trained + 1), 0.5: [*range(1, n_hits), recoverable]}
+        ranks = {
+            ("all", at, 0): [1 if user in of else MISS for user in range(1, n_users + 1)]
+            for at, of in hits.items()
+        }
+        ranks[("all", 1.0, 1)] = [MISS] * (n_users - 1) + [1]
+        assert choose(scales(ranks, partition="validation"), [epsilon]) == {epsilon: alpha}

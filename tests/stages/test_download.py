@@ -69,6 +69,14 @@ def test_ones_own_data_set_needs_no_source(repository):
     assert read_provenance(repository / "data/raw/shop").raw is None
 
 
+def test_ones_own_layout_wins_over_columns_with_the_usual_names(repository):
+    (repository / "data/incoming/shop.csv").write_text(
+        "session_id,user_id,item_id,timestamp\n1,2,3,4\n"
+    )
+    main("shop")
+    assert read_provenance(repository / "data/raw/shop").raw is None
+
+
 def test_an_unknown_data_set_names_the_nearest(repository):
     with pytest.raises(UserError, match="no data set 'beuaty'; did you mean 'beauty'"):
         main("beuaty")

@@ -176,3 +176,11 @@ def test_several_devices_write_one_model(workspace):
         len(pl.read_csv(folder / "history.csv"))
         == read("models/tiny/sasrec/17/config.json")["n_epochs"]
     )
+
+
+def test_a_model_without_an_attention_residual_is_refused_before_it_is_trained(workspace):
+    params = read_params()
+    params["run"] |= {"models": ["gru4rec"], "attention_models": ["gru4rec"]}
+    write_params(params)
+    with pytest.raises(UserError, match=r"run\.attention_models names gru4rec"):
+        Trainable.prepare("tiny", "gru4rec", load_params())

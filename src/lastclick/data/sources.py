@@ -167,7 +167,8 @@ def _take_dropped(path: Path, sources: Sequence[Source], staged: Path) -> Proven
         file, raw = staged / path.name, _layout_by_extension(path, sources)
         _copy(path, file)
     origin = f"file {path.name} of the incoming folder"
-    return _provenance(file, origin, canonical_format(file) or raw)
+    # A data set without sources is somebody's own: its layout in params.yaml is its owner's word.
+    return _provenance(file, origin, (canonical_format(file) if sources else None) or raw)
 
 
 def _layout_by_extension(path: Path, sources: Sequence[Source]) -> RawFormat | None:

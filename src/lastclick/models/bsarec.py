@@ -15,9 +15,10 @@ the model is trained on prefixes, each with its last output only, and never sees
 predict. The same holds for padding: each sequence is filtered at its own length.
 
 Prefixes cost what causal models get for free, one pass per target: a prefix of length n costs n
-tokens of encoding. Its authors train on all prefixes; here up to ``prefixes_per_sequence`` of a
-sequence are drawn anew in every epoch, without replacement, so that a user with a long history
-counts less than under a loss at every position, and an epoch stays short.
+tokens of encoding. Its authors train on all prefixes. Here up to ``prefixes_per_sequence`` of a
+sequence are drawn anew in every epoch, without replacement, which bounds time and memory where
+histories are long; ``max_length`` means all. A small number counts users with a long history much
+less than a loss at every position would, and costs accuracy (see the README).
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def _settings(settings: Mapping[str, Any]) -> Iterator[str]:
             "Interactions with equal timestamps were put in a random order (preprocess.ties: "
             "shuffled). The published values follow the order of the source files."
         )
-    if settings["models"].get("sasrec", {}).get("block") == "classic":
+    if "sasrec" in settings["run"]["models"] and settings["models"]["sasrec"]["block"] == "classic":
         yield (
             "SASRec has the classic block here, which adds the normalised query; the published "
             "mixing ratios and non-final hits are those of the post-LN block."

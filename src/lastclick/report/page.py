@@ -172,8 +172,9 @@ def _run_line(covered: Mapping[str, Any]) -> str:
 
 
 def _settings_of_run(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters that this run read: definitions that it does not name are left out."""
-    kept = {name: part for name, part in settings.items() if name not in ("models", "datasets")}
+    """The parameters that this run's results hang on, without definitions that it does not name."""
+    left_out = ("models", "datasets", "compute")
+    kept = {name: part for name, part in settings.items() if name not in left_out}
     kept["models"] = {name: settings["models"][name] for name in settings["run"]["models"]}
     kept["datasets"] = {
         name: {"filter_seen": settings["datasets"][name]["filter_seen"]}
