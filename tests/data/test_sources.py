@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from lastclick.data.archives import UnpackLimits, extract_member, member_names
 from lastclick.data.https import DownloadFailed, Policy, download, is_public
 from lastclick.data.provenance import read_provenance
-from lastclick.data.sources import Source, fetch
+from lastclick.data.sources import ManualSource, Source, fetch
 from lastclick.errors import UserError
 
 SOURCES = TypeAdapter(tuple[Source, ...])
@@ -442,6 +442,11 @@ def test_a_dropped_file_wins(site, policy, incoming, raw_folder):
     assert (raw_folder / "shop.csv").read_bytes() == CONTENT
 
 
+#: Of a known data set, which may be dropped in with the usual column names; a data set without
+#: sources is read as its owner describes it.
+KNOWN = (ManualSource(manual="Ask for it."),)
+
+
 def dropped_files():
     text = "user_id,item_id,timestamp\n1,2,3\n"
     tabs = text.replace(",", "\t")
@@ -463,7 +468,7 @@ def dropped_files():
 @pytest.mark.parametrize(("name", "content", "expected"), list(dropped_files()))
 def test_the_common_layout_is_recognised(incoming, raw_folder, name, content, expected):
     (incoming / name).write_bytes(content)
-    found = fetch("shop", (), raw_folder, incoming)
+    found = fetch("shop", KNOWN, raw_folder, incoming)
     layout = found.raw and (found.raw.kind, getattr(found.raw, "separator", None))
     assert layout == expected
 
@@ -472,7 +477,7 @@ def test_the_common_layout_is_recognised(incoming, raw_folder, name, content, ex
 def test_the_common_layout_of_parquet_is_recognised(incoming, raw_folder, names):
     frame = pl.DataFrame(dict(zip(names, ROW.values(), strict=True)))
     frame.write_parquet(incoming / "shop.parquet")
-    found = fetch("shop", (), raw_folder, incoming)
+    found = fetch("shop", KNOWN, raw_folder, incoming)
     assert (found.raw is not None) == (names == list(ROW))
 
 
@@ -481,7 +486,7 @@ def test_a_dropped_parquet_cut_short_is_refused(incoming, raw_folder):
     content = (incoming / "shop.parquet").read_bytes()
     (incoming / "shop.parquet").write_bytes(content[:-4])
     with pytest.raises(UserError, match="not a whole, readable Parquet file"):
-        fetch("shop", (), raw_folder, incoming)
+        fetch("shop", KNOWN, raw_folder, incoming)
     assert not raw_folder.exists()
 
 

@@ -353,7 +353,7 @@ def test_published_values_inside_and_the_nearer_definition():
     )  # fmt: skip
 
     assert list(published_readings(numbers, PUBLISHED)) == [
-        "Table 2. Mixing ratios: 1 of 4 published values within the interval of ours.",
+        "Table 2. Mixing ratios: 1 of 2 published values within the interval of ours.",
         "The printed mixing ratios lie nearer to norm of sum (mean distance 0.0150) than to sum of "
         "norms (0.0425).",
     ]
