@@ -180,9 +180,10 @@ def test_a_planted_effect_on_test_does_not_move_the_choice():
     assert found["epsilon=0/oracle_recovery"] == 1
 
 
-@pytest.mark.parametrize(("trained", "epsilon"), [(10, 0.1), (15, 0.2), (30, 0.1), (55, 0.2)])
+@pytest.mark.parametrize(("trained", "epsilon"), [(10, 0.1), (20, 0.1), (5, 0.2), (40, 0.2)])
 def test_a_loss_of_exactly_epsilon_is_allowed_and_one_hit_more_is_not(trained, epsilon):
-    n_users, allowed = 6 * trained + 1, trained - round(trained * epsilon)
+    # With so many users, all of these come out wrong where rounded hit rates are compared.
+    n_users, allowed = 101, trained - round(trained * epsilon)
     recoverable = n_users  # the one user whom a smaller alpha wins
     for n_hits, alpha in ((allowed, 0.5), (allowed - 1, 1.0)):
         hits = {1.0: range(1, trained + 1), 0.5: [*range(1, n_hits), recoverable]}

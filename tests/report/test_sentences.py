@@ -307,6 +307,26 @@ def test_scaling_is_read_by_alpha_as_a_number_and_step_by_step():
     ]
 
 
+def test_a_curve_that_stays_level_does_not_rise_and_a_single_point_says_nothing():
+    def readings(*alphas):
+        return list(
+            scaling_readings(
+                numbers_of(
+                    scaling=[
+                        row
+                        for metric in ("norm_of_sum", "HRLI@1", "HR@10")
+                        for row in scaling_rows(metric, dict.fromkeys(alphas, 0.25))
+                    ]
+                )
+            )
+        )
+
+    assert readings("1") == []
+    (sentence,) = readings("0", "1")
+    assert "does not fall overall" in sentence
+    assert "HRLI@1 does not rise overall" in sentence
+
+
 def test_a_trained_model_that_is_best_is_called_so():
     numbers = numbers_of(
         scaling=[

@@ -4,6 +4,8 @@ import polars as pl
 import pytest
 
 from lastclick.tables import OBSERVATIONS
+from lastclick.tabulation.further import recovery
+from lastclick.tabulation.layout import TOO_FEW
 from lastclick.tabulation.published import load_published
 from lastclick.tabulation.study import Study, model_differences, shares_of_chronological
 
@@ -62,3 +64,21 @@ def test_why_a_model_has_no_structure_to_measure():
     assert "recurrent" in study.why_not("gru4rec")
     assert "mask token" in study.why_not("bert4rec")
     assert "run.attention_models" in study.why_not("mine")
+
+
+def test_a_recovery_without_a_base_set_is_shown_with_its_size_and_no_number():
+    found = {"all/alpha=0.5/HR@10": {}, "all/alpha=1/HR@10": {}}
+    cell = ("toys", "sasrec")
+    study = Study(
+        ("toys",), ("sasrec",), ("sasrec",), (17,), (1, 10), published=load_published(),
+        findings={"scale": {cell: found}, "recover": {cell: {}}},
+        facts={"recover": {cell: [{"base_set": 0, "n_sequences": 9}]}},
+    )  # fmt: skip
+
+    rows = [row for row in recovery(study) if row["alpha"] == "0.5"]
+
+    assert [(row["metric"], row.get("value"), row.get("note")) for row in rows] == [
+        ("recovery", None, TOO_FEW),
+        ("base set", 0, None),
+        ("sequences", 9, None),
+    ]

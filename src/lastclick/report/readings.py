@@ -137,7 +137,7 @@ def published_readings(numbers: Numbers, published: Published) -> Iterator[str]:
 def _ranges(numbers: Numbers, published: Published) -> Iterator[str]:
     """Mixing ratios of which the paper prints a range over data sets only."""
     for level, bounds in published.mixing_ratio_ranges.values.items():
-        keys = {"model": "sasrec", "definition": "norm_of_sum", "level": level}
+        keys = {"model": "sasrec", "definition": PRINTED_DEFINITION, "level": level}
         for row in numbers.rows("table2", **keys):
             if row["published"] is None and row["dataset"] in bounds.data_sets:
                 yield (
