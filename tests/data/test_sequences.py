@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lastclick.data.sequences import Batch, Sequences, like_lengths
+from lastclick.data.sequences import Batch, Queries, Sequences, like_lengths
 
 LISTS = st.lists(st.lists(st.integers(1, 37), max_size=11), min_size=1, max_size=7)
 FILLED_LISTS = st.lists(
@@ -123,6 +123,43 @@ def test_head_slots_lay_heads_out_before_places(lists, n_heads):
                 assert batch.items[of_head // n_heads].tolist() == items
         start += size
     assert start == len(rows)
+
+
+@settings(max_examples=50)
+@given(lists=FILLED_LISTS, n_heads=st.sampled_from([1, 2, 3]), data=st.data())
+def test_queries_lie_in_rectangles_of_their_own_beside_their_sequences(lists, n_heads, data):
+    batch = Batch.of(Sequences.from_lists(lists))
+    chosen = data.draw(st.sets(st.integers(0, batch.n_tokens - 1), min_size=1))
+    queries = Queries.of(batch, torch.tensor(sorted(chosen)))
+    assert queries.tokens.tolist() == sorted(chosen)
+    rows, slots = queries.head_slots(n_heads)
+    assert torch.equal(rows[slots], torch.arange(len(chosen) * n_heads))
+    start = 0
+    order = batch.bucket_order.tolist()
+    for (count, width), (n_sequences, _) in zip(queries.buckets, batch.buckets, strict=True):
+        assert count == n_sequences
+        size = count * n_heads * width
+        longest = 1
+        for row in rows[start : start + size].view(count, n_heads, width):
+            number = order.pop(0)
+            own = [token for token in sorted(chosen) if batch.sequence[token] == number]
+            longest = max(longest, len(own))
+            for head in range(n_heads):
+                of_head = row[head, : len(own)]
+                assert (of_head % n_heads == head).all()
+                assert queries.tokens[of_head // n_heads].tolist() == own
+        assert width == longest
+        start += size
+    assert start == len(rows) == queries.n_slots * n_heads
+
+
+@given(lists=FILLED_LISTS)
+def test_the_final_queries_are_the_last_tokens(lists):
+    batch = Batch.of(Sequences.from_lists(lists))
+    final, expected = batch.final_queries(), Queries.of(batch, batch.last)
+    assert final.buckets == expected.buckets
+    for name in ("tokens", "slots", "places", "slot_width"):
+        assert torch.equal(getattr(final, name), getattr(expected, name)), name
 
 
 def test_a_batch_of_nobody_or_of_an_empty_sequence_is_refused():

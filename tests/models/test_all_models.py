@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lastclick.data.sequences import Batch, Sequences
+from lastclick.data.sequences import Batch, Queries, Sequences
 from tests.models.small import (
     CASES,
     MAX_LENGTH,
@@ -119,6 +119,40 @@ def test_a_residual_scale_of_one_changes_not_a_bit_and_others_are_used_or_refuse
     with torch.inference_mode():
         uniform = model.final_states(batch, residual_scale=torch.full((n_layers,), 0.5))
     assert torch.equal(uniform, scaled[0])
+
+
+@NAMES_AND_CHANGES
+def test_final_states_are_those_of_the_last_place(name, changes):
+    model = build_lively(name, **changes)
+    batch = Batch.of(random_sequences(LENGTHS))
+    # What a model appends to its input before it looks at the last place: BERT4Rec its mask.
+    read = batch.append(model.mask_token) if hasattr(model, "mask_token") else batch
+    for scale in (1.0, 0.5) if model.decomposable else (1.0,):
+        final = model.final_states(batch, residual_scale=scale)
+        encoded = model.encode(read, residual_scale=scale)
+        torch.testing.assert_close(final, encoded[read.last], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["fused", "with-dropout"])
+@NAMES_AND_CHANGES
+def test_queries_get_the_outputs_and_gradients_that_they_get_among_all(name, changes, training):
+    # So small that it rounds to zero: nothing is dropped, but the code of training with dropout
+    # runs.
+    model = build_lively(name, **changes, dropout=1e-9).double().train(training)
+    if not hasattr(model, "encoder"):
+        return  # a recurrent network has to go through every place
+    batch = Batch.of(random_sequences(LENGTHS))
+    tokens = torch.tensor([0, 3, 4, 5, 8, 15, 16, 18, 27, 29, 39])  # of one sequence none
+    among_all = model.encoder(batch)[tokens]
+    alone = model.encoder(batch, queries=Queries.of(batch, tokens))
+    torch.testing.assert_close(alone, among_all)
+    direction = torch.randn_like(alone)
+    for one, other in zip(
+        torch.autograd.grad(alone, list(model.parameters()), direction),
+        torch.autograd.grad(among_all, list(model.parameters()), direction),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
 
 
 @NAMES_AND_CHANGES

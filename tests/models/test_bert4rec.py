@@ -27,10 +27,10 @@ def test_masks_hide_real_items_at_the_given_rate_and_nothing_else_changes():
     sequences = random_sequences([MAX_LENGTH] * 499)
     batch = masked_batch(model, sequences)
     is_mask = batch.inputs.items == N_ITEMS + 1
-    assert torch.equal(is_mask.nonzero()[:, 0], batch.masked)
+    assert torch.equal(is_mask.nonzero()[:, 0], batch.masked.tokens)
     items = torch.from_numpy(sequences.items).long()
     assert torch.equal(batch.inputs.items[~is_mask], items[~is_mask])
-    assert torch.equal(batch.targets, items[batch.masked])
+    assert torch.equal(batch.targets, items[batch.masked.tokens])
     deviation = (0.2 * 0.8 / len(items)) ** 0.5
     assert abs(is_mask.double().mean().item() - 0.2) < 5 * deviation
 
@@ -50,8 +50,8 @@ def test_a_batch_has_at_least_one_mask_and_every_place_its_chance():
     places = set()
     for seed in range(50):
         batch = masked_batch(model, sequences, seed)
-        assert len(batch.masked) == 1
-        places.add(batch.masked.item())
+        assert len(batch.masked.tokens) == 1
+        places.add(batch.masked.tokens.item())
     assert places == {0, 1, 2, 3, 4}
 
 
@@ -61,7 +61,7 @@ def test_the_newest_items_are_kept():
     batch = masked_batch(model, sequences)
     assert batch.inputs.n_tokens == MAX_LENGTH
     kept = batch.inputs.items.clone()
-    kept[batch.masked] = batch.targets
+    kept[batch.masked.tokens] = batch.targets
     assert kept.tolist() == list(range(6, MAX_LENGTH + 6))
 
 
@@ -89,9 +89,9 @@ def test_only_masked_places_count_in_the_loss():
     batch = masked_batch(model, random_sequences(LENGTHS[2:]))
     loss = model.training_loss(batch)
     with torch.inference_mode():
-        logits = model.encode(batch.inputs)[batch.masked] @ model.item_vectors()[1:].T
+        logits = model.encode(batch.inputs)[batch.masked.tokens] @ model.item_vectors()[1:].T
         expected = torch.nn.functional.cross_entropy(logits, batch.targets - 1, reduction="sum")
-    assert loss.n_targets == len(batch.masked)
+    assert loss.n_targets == len(batch.masked.tokens)
     torch.testing.assert_close(loss.total, expected, rtol=1e-5, atol=0)
 
 

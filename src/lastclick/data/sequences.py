@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import numpy as np
 import polars as pl
@@ -141,12 +142,7 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on ``device``."""
-        moved = {
-            field.name: value.to(device, non_blocking=True)
-            for field in fields(self)
-            if isinstance(value := getattr(self, field.name), Tensor)
-        }
-        return replace(self, **moved)
+        return _moved(self, device)
 
     def head_slots(self, n_heads: int) -> tuple[Tensor, Tensor]:
         """Where the heads of tokens go when each rectangle is (n_sequences, n_heads, width).
@@ -154,13 +150,21 @@ class Batch:
         Returns what ``padded_index`` and ``padded_inverse`` are for one head: the row of
         ``(n_tokens * n_heads,)`` in each slot, and the slot of each row, token by token.
         """
-        first = self.padded_inverse - self.positions  # the slot of the sequence's oldest item
-        head = torch.arange(n_heads, device=first.device)
-        slots = (first * n_heads + self.positions)[:, None] + head * self.padded_width[:, None]
-        slots = slots.flatten()
-        rows = slots.new_zeros(len(self.padded_index) * n_heads)
-        rows[slots] = torch.arange(len(slots), device=slots.device)
-        return rows, slots
+        return _head_slots(
+            self.padded_inverse, self.positions, self.padded_width, len(self.padded_index), n_heads
+        )
+
+    def final_queries(self) -> Queries:
+        """The last token of every sequence."""
+        slots = torch.empty_like(self.bucket_order)
+        slots[self.bucket_order] = torch.arange(self.n_sequences, device=slots.device)
+        return Queries(
+            tokens=self.last,
+            slots=slots,
+            places=torch.zeros_like(slots),
+            slot_width=torch.ones_like(slots),
+            buckets=tuple((count, 1) for count, _ in self.buckets),
+        )
 
     def append(self, item: int) -> Batch:
         """The batch with ``item`` as one more, newest item of every sequence."""
@@ -206,6 +210,79 @@ class Batch:
             bucket_order=tensor(order),
             buckets=tuple(zip(counts.tolist(), bucket_widths.tolist(), strict=True)),
         )
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Tokens of a batch at which alone a model's outputs are wanted, and their rectangles.
+
+    Each bucket of the batch has a rectangle for them, with the same sequence in each row, of the
+    (n_sequences, width) in ``buckets``; these lie end to end. For every query, ``(n_queries,)``:
+    ``tokens`` is its number in the batch, ascending; ``slots`` where it lies in the rectangles;
+    ``places`` how many queries of its sequence come before it; ``slot_width`` the width there.
+    """
+
+    tokens: Tensor
+    slots: Tensor
+    places: Tensor
+    slot_width: Tensor
+    buckets: tuple[tuple[int, int], ...]
+
+    @property
+    def n_slots(self) -> int:
+        return sum(count * width for count, width in self.buckets)
+
+    def to(self, device: torch.device | str) -> Queries:
+        """The same queries on ``device``."""
+        return _moved(self, device)
+
+    def head_slots(self, n_heads: int) -> tuple[Tensor, Tensor]:
+        """As ``Batch.head_slots``, of the queries among themselves."""
+        return _head_slots(self.slots, self.places, self.slot_width, self.n_slots, n_heads)
+
+    @classmethod
+    def of(cls, batch: Batch, tokens: Tensor) -> Queries:
+        """Any ``tokens`` of ``batch``, ascending and on the CPU, as is the batch."""
+        sequence = batch.sequence[tokens]
+        counts = torch.bincount(sequence, minlength=batch.n_sequences)
+        of_row = counts[batch.bucket_order]
+        n_rows = [count for count, _ in batch.buckets]
+        widths = [max(1, int(of_bucket.max())) for of_bucket in of_row.split(n_rows)]
+        row_width = torch.tensor(widths).repeat_interleave(torch.tensor(n_rows))
+        start, width = torch.empty_like(counts), torch.empty_like(counts)
+        start[batch.bucket_order] = row_width.cumsum(0) - row_width
+        width[batch.bucket_order] = row_width
+        places = torch.arange(len(tokens)) - (counts.cumsum(0) - counts)[sequence]
+        return cls(
+            tokens=tokens,
+            slots=start[sequence] + places,
+            places=places,
+            slot_width=width[sequence],
+            buckets=tuple(zip(n_rows, widths, strict=True)),
+        )
+
+
+Ragged = TypeVar("Ragged", Batch, Queries)
+
+
+def _moved(ragged: Ragged, device: torch.device | str) -> Ragged:
+    moved = {
+        field.name: value.to(device, non_blocking=True)
+        for field in fields(ragged)
+        if isinstance(value := getattr(ragged, field.name), Tensor)
+    }
+    return replace(ragged, **moved)
+
+
+def _head_slots(
+    slots: Tensor, places: Tensor, widths: Tensor, n_slots: int, n_heads: int
+) -> tuple[Tensor, Tensor]:
+    first = slots - places  # the slot of the first in the row
+    head = torch.arange(n_heads, device=first.device)
+    head_slots = ((first * n_heads + places)[:, None] + head * widths[:, None]).flatten()
+    rows = head_slots.new_zeros(n_slots * n_heads)
+    rows[head_slots] = torch.arange(len(head_slots), device=first.device)
+    return rows, head_slots
 
 
 def _bucket_widths(lengths: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ alpha is the residual scale of the paper's probe; training always uses 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -21,12 +22,13 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from lastclick.data.sequences import Batch
+from lastclick.data.sequences import Batch, Queries
 from lastclick.models.base import Recommender
 from lastclick.models.layers import Dropout, gather_rows, gather_rows_back
 
 BlockKind = Literal["post_ln", "classic"]
 Activation = Literal["gelu", "relu"]
+Shape = tuple[int, int]  # sequences * heads, width
 
 LAYER_NORM_EPS = 1e-12
 INITIAL_STD = 0.02
@@ -46,70 +48,95 @@ class SelfAttention(nn.Module):
         self.key_value = nn.Linear(hidden_size, 2 * hidden_size)
         self.output = nn.Linear(hidden_size, hidden_size)
 
-    def forward(self, query_input: Tensor, input: Tensor, batch: Batch) -> Tensor:
+    def forward(
+        self, query_input: Tensor, input: Tensor, batch: Batch, *, queries: Queries | None = None
+    ) -> Tensor:
         """Attend within each sequence.
 
         ``query_input`` and ``input``: ``(n_tokens, hidden_size)``, the vectors that queries, and
         that keys and values, are made from. Returns ``(n_tokens, hidden_size)``, the merged heads
-        after the output projection.
+        after the output projection. With ``queries``, only they attend: ``query_input`` and what is
+        returned are ``(n_queries, hidden_size)``.
         """
-        n_tokens, hidden_size = input.shape
-        head_size = hidden_size // self.n_heads
+        head_size = input.shape[1] // self.n_heads
         rows, slots = batch.head_slots(self.n_heads)
-        key, value = self.key_value(input).chunk(2, dim=-1)
-        query, key, value = (
+        query_rows, query_slots = queries.head_slots(self.n_heads) if queries else (rows, slots)
+        key, value = (
             gather_rows(x.reshape(-1, head_size), rows, slots)
-            for x in (self.query(query_input), key, value)
+            for x in self.key_value(input).chunk(2, dim=-1)
         )
-        masks = None if self.causal else _padding_masks(batch, query.dtype)
-        dropout = self.dropout.probability if self.training else 0.0
-        if dropout == 0 or query.is_cuda:
-            attended = self._fused(query, key, value, batch, masks, dropout)
-        else:
-            shapes = [(count * self.n_heads, width) for count, width in batch.buckets]
-            if self.causal:
-                masks = [query.new_full((width, width), -torch.inf).triu_(1) for _, width in shapes]
-            else:
-                masks = [mask.repeat_interleave(self.n_heads, 0) for mask in masks]
-            attended = _DroppedAttention.apply(query, key, value, shapes, masks, self.dropout)
-        merged = gather_rows_back(attended, slots)
-        return self.output(merged.view(n_tokens, hidden_size))
+        query = self.query(query_input).view(-1, head_size)
+        query = gather_rows(query, query_rows, query_slots)
+        shapes, query_shapes = (
+            [(count * self.n_heads, width) for count, width in buckets]
+            for buckets in (batch.buckets, (queries or batch).buckets)
+        )
+        masks = self._masks(batch, queries, query.dtype)
+        dropout = self.dropout if self.training else Dropout(0.0)
+        attend = _fused if dropout.probability == 0 or query.is_cuda else _DroppedAttention.apply
+        attended = attend(query, key, value, query_shapes, shapes, masks, dropout)
+        return self.output(gather_rows_back(attended, query_slots).view(query_input.shape))
 
-    def _fused(
-        self, query: Tensor, key: Tensor, value: Tensor, batch: Batch, masks: list[Tensor] | None,
-        dropout: float,
-    ) -> Tensor:  # fmt: skip
-        outputs = []
-        start = 0
-        for number, (count, width) in enumerate(batch.buckets):
-            end = start + count * self.n_heads * width
-            rectangles = (
-                x[start:end].view(count, self.n_heads, width, -1) for x in (query, key, value)
-            )
-            # Padding follows the real tokens, so a causal mask already hides it from them.
-            mask = None if self.causal else masks[number][:, None]
-            attended = F.scaled_dot_product_attention(
-                *rectangles, attn_mask=mask, dropout_p=dropout, is_causal=self.causal
-            )
-            outputs.append(attended.flatten(0, 2))
-            start = end
-        return torch.cat(outputs)
+    def _masks(
+        self, batch: Batch, queries: Queries | None, dtype: torch.dtype
+    ) -> list[Tensor] | None:
+        """Per bucket what to add to the scores, to hide what a query must not see.
+
+        None: what comes after the query, in every row the same. That hides padding too, which
+        follows the real tokens.
+        """
+        if self.causal and queries is None:
+            return None
+        masks = _causal_masks(batch, queries) if self.causal else _padding_masks(batch)
+        return [
+            torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+            .masked_fill_(mask, -torch.inf)
+            .repeat_interleave(self.n_heads, 0)
+            for mask in masks
+        ]
 
 
-def _padding_masks(batch: Batch, dtype: torch.dtype) -> list[Tensor]:
-    """Per bucket what to add to scores so that no place sees padding, ``(sequences, 1, width)``."""
-    masks = []
-    lengths = batch.lengths[batch.bucket_order].split([count for count, _ in batch.buckets])
-    for of_bucket, (_, width) in zip(lengths, batch.buckets, strict=True):
-        padding = torch.arange(width, device=of_bucket.device) >= of_bucket[:, None]
-        mask = torch.zeros(padding.shape, dtype=dtype, device=of_bucket.device)
-        masks.append(mask.masked_fill_(padding, -torch.inf)[:, None])
-    return masks
+def _padding_masks(batch: Batch) -> list[Tensor]:
+    """Per bucket the places that are padding, ``(sequences, 1, width)``."""
+    last = (batch.lengths[batch.bucket_order] - 1).split([count for count, _ in batch.buckets])
+    return [
+        torch.arange(width, device=of_bucket.device) > of_bucket[:, None, None]
+        for of_bucket, (_, width) in zip(last, batch.buckets, strict=True)
+    ]
 
 
-def _rectangles(shapes: list[tuple[int, int]], *flat: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The parts of ``flat (slots, head_size)`` as ``(sequences * heads, width, head_size)``."""
-    sizes = [count * width for count, width in shapes]
+def _causal_masks(batch: Batch, queries: Queries) -> list[Tensor]:
+    """Per bucket the places that come after a query, ``(sequences, queries, width)``."""
+    own = torch.zeros(queries.n_slots, dtype=torch.int64, device=queries.slots.device)
+    own[queries.slots] = batch.positions[queries.tokens]
+    own = own.split([math.prod(bucket) for bucket in queries.buckets])
+    return [
+        torch.arange(width, device=of_bucket.device) > of_bucket.view(count, -1, 1)
+        for of_bucket, (count, width) in zip(own, batch.buckets, strict=True)
+    ]
+
+
+def _fused(
+    query: Tensor, key: Tensor, value: Tensor, query_shapes: list[Shape], shapes: list[Shape],
+    masks: list[Tensor] | None, dropout: Dropout,
+) -> Tensor:  # fmt: skip
+    outputs = []
+    for number, ((q,), (k, v)) in enumerate(
+        zip(_rectangles(query_shapes, query), _rectangles(shapes, key, value), strict=True)
+    ):
+        # Every head is a sequence of its own: torch fuses nothing in three dimensions.
+        q, k, v = q[:, None], k[:, None], v[:, None]
+        mask = None if masks is None else masks[number][:, None]
+        attended = F.scaled_dot_product_attention(
+            q, k, v, mask, dropout.probability, is_causal=masks is None
+        )
+        outputs.append(attended.flatten(0, 2))
+    return torch.cat(outputs)
+
+
+def _rectangles(shapes: list[Shape], *flat: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The parts of ``flat (slots, head_size)``, each ``(sequences * heads, width, head_size)``."""
+    sizes = [math.prod(shape) for shape in shapes]
     for shape, *parts in zip(shapes, *(x.split(sizes) for x in flat), strict=True):
         yield tuple(part.view(*shape, -1) for part in parts)
 
@@ -124,20 +151,23 @@ class _DroppedAttention(torch.autograd.Function):
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, shapes: list[tuple[int, int]],
-        masks: list[Tensor], dropout: Dropout,
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, query_shapes: list[Shape],
+        shapes: list[Shape], masks: list[Tensor] | None, dropout: Dropout,
     ) -> Tensor:  # fmt: skip
+        if masks is None:
+            masks = [query.new_full((n, n), -torch.inf).triu_(1) for _, n in shapes]
         output = torch.empty_like(query)
         weights, kept = [], []
-        for mask, (q, k, v, out) in zip(
-            masks, _rectangles(shapes, query, key, value, output), strict=True
-        ):
+        for mask, (q, out), (k, v) in zip(
+            masks, _rectangles(query_shapes, query, output),
+            _rectangles(shapes, key, value), strict=True,
+        ):  # fmt: skip
             scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
             weights.append(scores.softmax(-1))
             kept.append(dropout.factors(weights[-1]))
             torch.bmm(weights[-1] * kept[-1], v, out=out)
         ctx.save_for_backward(query, key, value, *weights, *kept)
-        ctx.shapes = shapes
+        ctx.query_shapes, ctx.shapes = query_shapes, shapes
         return output
 
     @staticmethod
@@ -147,10 +177,10 @@ class _DroppedAttention(torch.autograd.Function):
         query, key, value, *saved = ctx.saved_tensors
         weights, kept = saved[: len(ctx.shapes)], saved[len(ctx.shapes) :]
         grads = [torch.empty_like(x) for x in (query, key, value)]
-        rectangles = _rectangles(ctx.shapes, query, key, value, grad, *grads)
-        for w, factors, (q, k, v, g, grad_q, grad_k, grad_v) in zip(
-            weights, kept, rectangles, strict=True
-        ):
+        for w, factors, (q, g, grad_q), (k, v, grad_k, grad_v) in zip(
+            weights, kept, _rectangles(ctx.query_shapes, query, grad, grads[0]),
+            _rectangles(ctx.shapes, key, value, *grads[1:]), strict=True,
+        ):  # fmt: skip
             torch.bmm((w * factors).transpose(1, 2), g, out=grad_v)
             grad_w = torch.bmm(g, v.transpose(1, 2)).mul_(factors)
             # Through the softmax, and the scale of the scores.
@@ -158,7 +188,7 @@ class _DroppedAttention(torch.autograd.Function):
             grad_scores *= q.shape[-1] ** -0.5
             torch.bmm(grad_scores, k, out=grad_q)
             torch.bmm(grad_scores.transpose(1, 2), q, out=grad_k)
-        return *grads, None, None, None
+        return *grads, None, None, None, None
 
 
 class FeedForward(nn.Module):
@@ -206,23 +236,26 @@ class Block(nn.Module):
         x: Tensor,
         batch: Batch,
         *,
+        queries: Queries | None = None,
         residual_scale: float = 1.0,
         capture: dict[str, Tensor] | None = None,
         prefix: str = "",
     ) -> Tensor:
         """``x (n_tokens, hidden_size)`` to the block's output of the same shape.
 
+        With ``queries`` all that follows is theirs alone, ``(n_queries, hidden_size)``.
         Captures, under ``prefix``: ``input`` (x), ``residual`` (what the attention output is added
         to, before scaling), ``attention`` (the attention output), ``sum`` (their sum) and
         ``normalised`` (the LayerNorm of that sum, in both kinds what the feed-forward part reads).
         """
-        residual = x if self.kind == "post_ln" else self.attention_norm(x)
-        attention = self.attention_dropout(self.attention(residual, x, batch))
+        own = x if queries is None else x.index_select(0, queries.tokens)
+        residual = own if self.kind == "post_ln" else self.attention_norm(own)
+        attention = self.attention_dropout(self.attention(residual, x, batch, queries=queries))
         total = torch.add(attention, residual, alpha=residual_scale)
         norm = self.attention_norm if self.kind == "post_ln" else self.feed_forward_norm
         normalised = norm(total)
         if capture is not None:
-            named = {"input": x, "residual": residual, "attention": attention,
+            named = {"input": own, "residual": residual, "attention": attention,
                      "sum": total, "normalised": normalised}  # fmt: skip
             capture.update({f"{prefix}{name}": value for name, value in named.items()})
         output = normalised + self.feed_forward(normalised)
@@ -275,10 +308,11 @@ class Encoder(nn.Module):
         self,
         batch: Batch,
         *,
+        queries: Queries | None = None,
         residual_scale: float | Tensor = 1.0,
         capture: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """Output at every real position, ``(n_tokens, hidden_size)``.
+        """Output at every real position, ``(n_tokens, hidden_size)``, or at ``queries`` alone.
 
         ``residual_scale``: one alpha, or one per layer ``(n_layers,)``. Captures are those of
         ``Block`` under ``layer1.``, ``layer2.``, …
@@ -290,7 +324,10 @@ class Encoder(nn.Module):
         x = self.dropout(self.norm(x) if self.kind == "post_ln" else x)
         scales = torch.as_tensor(residual_scale, dtype=torch.float64).expand(len(self.blocks))
         for number, (block, scale) in enumerate(zip(self.blocks, scales.tolist(), strict=True), 1):
-            x = block(x, batch, residual_scale=scale, capture=capture, prefix=f"layer{number}.")
+            x = block(
+                x, batch, queries=queries if number == len(self.blocks) else None,
+                residual_scale=scale, capture=capture, prefix=f"layer{number}.",
+            )  # fmt: skip
         return x if self.kind == "post_ln" else self.norm(x)
 
 
@@ -331,6 +368,11 @@ class SelfAttentive(Recommender):
         capture: dict[str, Tensor] | None = None,
     ) -> Tensor:
         return self.encoder(batch, residual_scale=residual_scale, capture=capture)
+
+    def final_states(self, batch: Batch, *, residual_scale: float | Tensor = 1.0) -> Tensor:
+        """As ``Recommender``; the last block works at the final position only."""
+        queries = batch.final_queries()
+        return self.encoder(batch, queries=queries, residual_scale=residual_scale)
 
     def item_vectors(self) -> Tensor:
         return self.encoder.item_embedding.weight

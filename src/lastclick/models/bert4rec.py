@@ -19,7 +19,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 from torch import Tensor
 
-from lastclick.data.sequences import Batch, Sequences
+from lastclick.data.sequences import Batch, Queries, Sequences
 from lastclick.models.attention import Block, Encoder
 from lastclick.models.base import Recommender, TrainingLoss, refuse_residual_scale
 
@@ -43,13 +43,12 @@ class MaskedBatch:
     """Sequences with masks in them, where the masks are and what they hide, ``(n_masked,)``."""
 
     inputs: Batch
-    masked: Tensor
+    masked: Queries
     targets: Tensor
 
     def to(self, device: torch.device | str) -> MaskedBatch:
-        masked = self.masked.to(device, non_blocking=True)
         targets = self.targets.to(device, non_blocking=True)
-        return MaskedBatch(self.inputs.to(device), masked, targets)
+        return MaskedBatch(self.inputs.to(device), self.masked.to(device), targets)
 
 
 class Model(Recommender):
@@ -97,10 +96,11 @@ class Model(Recommender):
         targets = chosen.items[masked].astype(np.int64)
         items = np.where(is_masked, np.int32(self.mask_token), chosen.items)
         inputs = Batch.of(Sequences(chosen.user_ids, items, chosen.offsets))
-        return MaskedBatch(inputs, torch.from_numpy(masked), torch.from_numpy(targets))
+        queries = Queries.of(inputs, torch.from_numpy(masked))
+        return MaskedBatch(inputs, queries, torch.from_numpy(targets))
 
     def training_loss(self, training_batch: MaskedBatch) -> TrainingLoss:
-        states = self.encode(training_batch.inputs).index_select(0, training_batch.masked)
+        states = self.encoder(training_batch.inputs, queries=training_batch.masked)
         return self.catalogue_loss(states, training_batch.targets)
 
     def encode(
@@ -116,8 +116,9 @@ class Model(Recommender):
 
     def final_states(self, batch: Batch, *, residual_scale: float | Tensor = 1.0) -> Tensor:
         """Outputs at a mask appended to each sequence of at most ``max_input_length`` items."""
+        refuse_residual_scale(self, residual_scale)
         masked = batch.append(self.mask_token)
-        return self.encode(masked, residual_scale=residual_scale).index_select(0, masked.last)
+        return self.encoder(masked, queries=masked.final_queries())
 
     def item_vectors(self) -> Tensor:
         return self.encoder.item_embedding.weight[: self.n_items + 1]

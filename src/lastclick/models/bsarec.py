@@ -23,6 +23,7 @@ less than a loss at every position would, and costs accuracy (see the README).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,7 +32,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 from torch import Tensor, nn
 
-from lastclick.data.sequences import Batch, Sequences
+from lastclick.data.sequences import Batch, Queries, Sequences
 from lastclick.models.attention import (
     LAYER_NORM_EPS,
     Activation,
@@ -94,25 +95,34 @@ class FrequencyFilter(nn.Module):
         self.n_frequencies = n_frequencies
         self.beta = nn.Parameter(torch.randn(hidden_size))
 
-    def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        """``x (n_tokens, hidden_size)`` to the same shape."""
-        low = self.low_pass(x, batch)
-        return low + self.beta.square() * (x - low)
+    def forward(self, x: Tensor, batch: Batch, *, queries: Queries | None = None) -> Tensor:
+        """``x (n_tokens, hidden_size)`` to the same shape, or to that of ``queries`` alone."""
+        low = self.low_pass(x, batch, queries=queries)
+        own = x if queries is None else x.index_select(0, queries.tokens)
+        return low + self.beta.square() * (own - low)
 
-    def low_pass(self, x: Tensor, batch: Batch) -> Tensor:
-        """What the lowest frequencies make of ``x (n_tokens, hidden_size)``."""
+    def low_pass(self, x: Tensor, batch: Batch, *, queries: Queries | None = None) -> Tensor:
+        """What the lowest frequencies make of ``x (n_tokens, hidden_size)``, or at ``queries``."""
         basis = low_pass_basis(batch, self.n_frequencies).to(x.dtype)
-        sizes = [count * width for count, width in batch.buckets]
-        padded = gather_rows(x, batch.padded_index, batch.padded_inverse).split(sizes)
-        padded_basis = basis.new_zeros(len(batch.padded_index), basis.shape[1])
-        padded_basis[batch.padded_inverse] = basis  # zero beyond each sequence
+        padded = gather_rows(x, batch.padded_index, batch.padded_inverse)
+        bases = basis.new_zeros(len(batch.padded_index), basis.shape[1])
+        bases[batch.padded_inverse] = basis  # zero beyond each sequence
+        sizes = [math.prod(bucket) for bucket in batch.buckets]
+        own, own_slots, own_sizes = bases, batch.padded_inverse, sizes
+        if queries is not None:
+            own, own_slots = basis.new_zeros(queries.n_slots, basis.shape[1]), queries.slots
+            own[own_slots] = basis[queries.tokens]
+            own_sizes = [math.prod(bucket) for bucket in queries.buckets]
         low = []
-        for bases, values, shape in zip(
-            padded_basis.split(sizes), padded, batch.buckets, strict=True
-        ):
-            bases, values = bases.unflatten(0, shape), values.unflatten(0, shape)
-            low.append((bases @ (bases.transpose(1, 2) @ values)).flatten(0, 1))
-        return gather_rows_back(torch.cat(low), batch.padded_inverse)
+        for (count, _), own_part, basis_part, part in zip(
+            batch.buckets, own.split(own_sizes), bases.split(sizes), padded.split(sizes),
+            strict=True,
+        ):  # fmt: skip
+            own_part, basis_part, part = (
+                rows.unflatten(0, (count, -1)) for rows in (own_part, basis_part, part)
+            )
+            low.append((own_part @ (basis_part.transpose(1, 2) @ part)).flatten(0, 1))
+        return gather_rows_back(torch.cat(low), own_slots)
 
 
 class Block(nn.Module):
@@ -137,26 +147,29 @@ class Block(nn.Module):
         x: Tensor,
         batch: Batch,
         *,
+        queries: Queries | None = None,
         residual_scale: float = 1.0,
         capture: dict[str, Tensor] | None = None,
         prefix: str = "",
     ) -> Tensor:
         """``x (n_tokens, hidden_size)`` to the layer's output of the same shape.
 
+        With ``queries`` all that follows is theirs alone, ``(n_queries, hidden_size)``.
         Captures, under ``prefix``: ``input`` and ``residual`` (both x), ``attention`` and
         ``filter`` (the outputs of the two branches), ``sum`` and ``filter_sum`` (each with its
         residual) and ``normalised`` (the blend of their LayerNorms, read by the feed-forward part).
         """
-        attention = self.dropout(self.attention(x, x, batch))
-        filtered = self.dropout(self.filter(x, batch))
-        total = torch.add(attention, x, alpha=residual_scale)
-        filter_total = torch.add(filtered, x, alpha=residual_scale)
+        own = x if queries is None else x.index_select(0, queries.tokens)
+        attention = self.dropout(self.attention(own, x, batch, queries=queries))
+        filtered = self.dropout(self.filter(x, batch, queries=queries))
+        total = torch.add(attention, own, alpha=residual_scale)
+        filter_total = torch.add(filtered, own, alpha=residual_scale)
         blend = (
             self.filter_weight * self.filter_norm(filter_total)
             + (1 - self.filter_weight) * self.attention_norm(total)
         )  # fmt: skip
         if capture is not None:
-            named = {"input": x, "residual": x, "attention": attention, "filter": filtered,
+            named = {"input": own, "residual": own, "attention": attention, "filter": filtered,
                      "sum": total, "filter_sum": filter_total, "normalised": blend}  # fmt: skip
             capture.update({f"{prefix}{name}": value for name, value in named.items()})
         return self.feed_forward_norm(blend + self.feed_forward(blend))

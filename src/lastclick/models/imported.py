@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
-from lastclick.data.sequences import PADDING_ID, Batch, Sequences
+from lastclick.data.sequences import PADDING_ID, Batch, Queries, Sequences
 from lastclick.models.attention import (
     INITIAL_STD,
     LAYER_NORM_EPS,
@@ -201,6 +201,7 @@ class Encoder(nn.Module):
         self,
         batch: Batch,
         *,
+        queries: Queries | None = None,
         residual_scale: float | Tensor = 1.0,
         capture: dict[str, Tensor] | None = None,
     ) -> Tensor:
@@ -228,6 +229,8 @@ class Encoder(nn.Module):
                 alone = Batch.of(Sequences.from_lists([[PADDING_ID]])).to(x.device)
                 vector = block(padding.vector[None], alone, residual_scale=scale)[0]
                 padding = LeftPadding(vector, padding.counts)
+        if queries is not None:
+            x = x.index_select(0, queries.tokens)
         return x if config.norm_at == "input" else self.norm(x)
 
     def _padding(self, batch: Batch, x: Tensor) -> LeftPadding | None:
