@@ -72,10 +72,30 @@ class SelfAttention(nn.Module):
             for buckets in (batch.buckets, (queries or batch).buckets)
         )
         masks = self._masks(batch, queries, query.dtype)
-        dropout = self.dropout if self.training else Dropout(0.0)
-        attend = _fused if dropout.probability == 0 or query.is_cuda else _DroppedAttention.apply
-        attended = attend(query, key, value, query_shapes, shapes, masks, dropout)
+        rectangles = (query, key, value, query_shapes, shapes, masks)
+        if query.is_cuda or not self.training or self.dropout.probability == 0:
+            attended = self._fused(*rectangles)
+        else:
+            attended = _DroppedAttention.apply(*rectangles, self.dropout)
         return self.output(gather_rows_back(attended, query_slots).view(query_input.shape))
+
+    def _fused(
+        self, query: Tensor, key: Tensor, value: Tensor, query_shapes: list[Shape],
+        shapes: list[Shape], masks: list[Tensor] | None,
+    ) -> Tensor:  # fmt: skip
+        dropout = self.dropout.probability if self.training else 0.0
+        outputs = []
+        for number, ((q,), (k, v)) in enumerate(
+            zip(_rectangles(query_shapes, query), _rectangles(shapes, key, value), strict=True)
+        ):
+            # torch fuses nothing in three dimensions.
+            q, k, v, mask = (
+                None if x is None else x.unflatten(0, (-1, self.n_heads))
+                for x in (q, k, v, None if masks is None else masks[number])
+            )
+            attended = F.scaled_dot_product_attention(q, k, v, mask, dropout, mask is None)
+            outputs.append(attended.flatten(0, 2))
+        return torch.cat(outputs)
 
     def _masks(
         self, batch: Batch, queries: Queries | None, dtype: torch.dtype
@@ -114,24 +134,6 @@ def _causal_masks(batch: Batch, queries: Queries) -> list[Tensor]:
         torch.arange(width, device=of_bucket.device) > of_bucket.view(count, -1, 1)
         for of_bucket, (count, width) in zip(own, batch.buckets, strict=True)
     ]
-
-
-def _fused(
-    query: Tensor, key: Tensor, value: Tensor, query_shapes: list[Shape], shapes: list[Shape],
-    masks: list[Tensor] | None, dropout: Dropout,
-) -> Tensor:  # fmt: skip
-    outputs = []
-    for number, ((q,), (k, v)) in enumerate(
-        zip(_rectangles(query_shapes, query), _rectangles(shapes, key, value), strict=True)
-    ):
-        # Every head is a sequence of its own: torch fuses nothing in three dimensions.
-        q, k, v = q[:, None], k[:, None], v[:, None]
-        mask = None if masks is None else masks[number][:, None]
-        attended = F.scaled_dot_product_attention(
-            q, k, v, mask, dropout.probability, is_causal=masks is None
-        )
-        outputs.append(attended.flatten(0, 2))
-    return torch.cat(outputs)
 
 
 def _rectangles(shapes: list[Shape], *flat: Tensor) -> Iterator[tuple[Tensor, ...]]:
