@@ -21,6 +21,7 @@ from lastclick.scoring import (
     score_scales,
     score_shuffles,
 )
+from tests.models.small import build_lively, random_sequences
 
 N_ITEMS = 23
 MAX_LENGTH = 7
@@ -97,6 +98,14 @@ def test_the_trained_models_rows_agree_between_the_two_score_tables(model):
     ranks = ["target_rank", "target_rank_unfiltered", "last_item_rank", "second_last_item_rank"]
     chronological = shuffles.filter(pl.col("order") == "chronological").select(ranks)
     assert scales.filter(pl.col("alpha") == 1).select(ranks).equals(chronological)
+
+
+@pytest.mark.parametrize("name", ["sasrec", "duorec", "bsarec"])
+def test_outputs_have_the_same_bits_whether_or_not_somebody_looks_on(name):
+    model = build_lively(name)
+    inputs = random_sequences([5, 1, 11, 2, 7, 3, 12])
+    watched = encode_all(model, inputs, encode=lambda _, batch: model.encode(batch, capture={}))
+    assert torch.equal(encode_all(model, inputs)[0], watched[0])
 
 
 def test_scaled_and_earlier_outputs_are_ranked_as_each_user_alone(model):

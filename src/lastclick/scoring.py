@@ -87,7 +87,9 @@ def encode_all(
     For a causal model all ``offsets`` come from one pass: the output at L-k has seen nothing
     later. For the others the shortened inputs are encoded on their own, within the same window of
     the newest items. ``encode``, where given, replaces ``model.encode`` for whole inputs; it gets
-    the indices of the sequences and their batch, and may look into the model on the way.
+    the indices of the sequences and their batch, and may look into the model on the way. A
+    decomposable model is encoded whole without it, too, so that its outputs are the same bit for
+    bit in every table of scores.
 
     Returns offset -> ``(n_sequences, hidden_size)`` on the model's device, rows of zeros where the
     position does not exist.
@@ -100,6 +102,11 @@ def encode_all(
         offset: torch.zeros(len(inputs), vectors.shape[1], device=vectors.device)
         for offset in offsets
     }
+    if encode is None and (model.causal or model.decomposable):
+
+        def encode(_: np.ndarray, batch: Batch) -> Tensor:
+            return model.encode(batch, residual_scale=residual_scale)
+
     passes = [0] if model.causal else list(offsets)
     with tqdm(
         total=int(window.lengths.sum()) * len(passes), desc=progress, unit=" tokens",
@@ -110,11 +117,8 @@ def encode_all(
             for indices in like_lengths(shortened):
                 batch = Batch.of(shortened.take(indices)).to(vectors.device)
                 rows = torch.from_numpy(indices).to(vectors.device)
-                if not model.causal and (encode is None or dropped > 0):
+                if encode is None or dropped > 0:
                     states[dropped][rows] = model.final_states(batch, residual_scale=residual_scale)
-                elif encode is None:
-                    encoded = model.encode(batch, residual_scale=residual_scale)
-                    _put_outputs(states, encoded, batch, rows, offsets)
                 else:
                     reached = offsets if model.causal else (0,)
                     _put_outputs(states, encode(indices, batch), batch, rows, reached)

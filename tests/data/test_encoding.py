@@ -61,14 +61,8 @@ def test_nothing_to_encode():
 
 
 def test_integers_are_ids_like_their_digits():
-    raw = (
-        table(0)
-        .clear(4)
-        .with_columns(
-            user_id=pl.Series([10, 9, -1, 10]),
-            item_id=pl.Series([1, 2, 2, 3]),
-            timestamp=pl.Series([0] * 4),
-        )
+    raw = pl.DataFrame(
+        {"user_id": [10, 9, -1, 10], "item_id": [1, 2, 2, 3], "timestamp": [0, 0, 0, 0]}
     )
     coded, users, _ = encode(raw)
     assert users.to_list() == ["9", "-1", "10"]
@@ -76,7 +70,7 @@ def test_integers_are_ids_like_their_digits():
 
 
 @pytest.mark.parametrize("column", SCHEMA)
-@pytest.mark.parametrize("n_rows", [1, 101])  # 1: there is the column has no id at all
+@pytest.mark.parametrize("n_rows", [1, 101])  # 1: the column is all gap
 def test_a_gap_in_any_batch_is_refused_with_its_row(monkeypatch, column, n_rows):
     monkeypatch.setattr(encoding, "BATCH_ROWS", 7)
     is_last = pl.int_range(pl.len()) == n_rows - 1

@@ -153,6 +153,13 @@ def test_queries_lie_in_rectangles_of_their_own_beside_their_sequences(lists, n_
     assert start == len(rows) == queries.n_slots * n_heads
 
 
+def test_no_queries_and_queries_out_of_order_are_refused():
+    batch = Batch.of(Sequences.from_lists([[1, 2, 3], [4, 5]]))
+    for tokens in ([], [3, 1], [2, 2]):
+        with pytest.raises(ValueError, match="ascending order"):
+            Queries.of(batch, torch.tensor(tokens, dtype=torch.int64))
+
+
 @given(lists=FILLED_LISTS)
 def test_the_final_queries_are_the_last_tokens(lists):
     batch = Batch.of(Sequences.from_lists(lists))

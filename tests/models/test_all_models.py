@@ -20,9 +20,16 @@ from tests.models.small import (
 )
 
 LENGTHS = [5, 1, 11, 2, 7, 3, 12]
-NAMES_AND_CHANGES = pytest.mark.parametrize(
-    ("name", "changes"), CASES, ids=[f"{name}-{changes['block']}" for name, changes in CASES]
-)
+
+
+def of_models(cases):
+    ids = [f"{name}-{changes['block']}" for name, changes in cases]
+    return pytest.mark.parametrize(("name", "changes"), cases, ids=ids)
+
+
+NAMES_AND_CHANGES = of_models(CASES)
+# A recurrent network has to go through every position; imported models do, too.
+ASKED_AT_QUERIES = of_models([case for case in CASES if case[0] not in {"gru4rec", "imported"}])
 
 
 def training_batch_of(model, sequences: Sequences, seed: int = 0):
@@ -134,25 +141,38 @@ def test_final_states_are_those_of_the_last_place(name, changes):
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["fused", "with-dropout"])
-@NAMES_AND_CHANGES
+@ASKED_AT_QUERIES
 def test_queries_get_the_outputs_and_gradients_that_they_get_among_all(name, changes, training):
     # So small that it rounds to zero: nothing is dropped, but the code of training with dropout
     # runs.
     model = build_lively(name, **changes, dropout=1e-9).double().train(training)
-    if not hasattr(model, "encoder"):
-        return  # a recurrent network has to go through every place
     batch = Batch.of(random_sequences(LENGTHS))
-    tokens = torch.tensor([0, 3, 4, 5, 8, 15, 16, 18, 27, 29, 39])  # of one sequence none
-    among_all = model.encoder(batch)[tokens]
-    alone = model.encoder(batch, queries=Queries.of(batch, tokens))
-    torch.testing.assert_close(alone, among_all)
-    direction = torch.randn_like(alone)
-    for one, other in zip(
-        torch.autograd.grad(alone, list(model.parameters()), direction),
-        torch.autograd.grad(among_all, list(model.parameters()), direction),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other)
+    # Of one sequence none; of one only, so that whole rectangles of the batch have no query.
+    for tokens in ([0, 3, 4, 5, 8, 15, 16, 18, 27, 29, 39], [2, 4]):
+        among_all = model.encoder(batch)[tokens]
+        alone = model.encoder(batch, queries=Queries.of(batch, torch.tensor(tokens)))
+        torch.testing.assert_close(alone, among_all)
+        direction = torch.randn_like(alone)
+        for one, other in zip(
+            torch.autograd.grad(alone, list(model.parameters()), direction),
+            torch.autograd.grad(among_all, list(model.parameters()), direction),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other)
+
+
+@ASKED_AT_QUERIES
+def test_the_last_layer_works_at_queries_only(name, changes):
+    model = build_lively(name, **changes)
+    n_rows = []
+    for block in model.encoder.blocks:
+        block.feed_forward.register_forward_hook(
+            lambda _, inputs, __: n_rows.append(len(inputs[0]))
+        )
+    batch = Batch.of(random_sequences(LENGTHS))
+    scores(model, batch)
+    n_tokens = batch.n_tokens + (len(LENGTHS) if name == "bert4rec" else 0)  # a mask for each
+    assert n_rows == [n_tokens, len(LENGTHS)]
 
 
 @NAMES_AND_CHANGES

@@ -14,10 +14,11 @@ import polars as pl
 
 from lastclick.errors import UserError
 
-#: Rows numbered at a time; their text is held in memory.
+#: Rows numbered at a time; the text of a few such batches is held in memory.
 BATCH_ROWS = 2**20
 #: Tables over which ids are spread by hash, since one table of millions of ids outgrows the
-#: processor's cache. Looking up a batch table by table keeps one of them there at a time.
+#: processor's cache. Looking up a batch table by table keeps one of them there at a time. Numbers
+#: have 32 bits, so a table has room for 2**28 ids.
 N_TABLES = 16
 _NUMBERED = {"user_id": pl.UInt32, "item_id": pl.UInt32, "timestamp": pl.Int64}
 
@@ -27,7 +28,7 @@ def encode(raw: pl.LazyFrame | pl.DataFrame) -> tuple[pl.DataFrame, pl.Series, p
 
     ``raw`` has ``user_id, item_id`` String (or integer) and ``timestamp`` Int64, in source order.
     It is run once, by the streaming engine, and no more text is held than the distinct ids and
-    that of ``BATCH_ROWS`` rows.
+    that of a few times ``BATCH_ROWS`` rows.
 
     The interactions have ``user_id, item_id`` UInt32 codes and ``timestamp`` Int64, one row per raw
     row, in source order. Code ``c`` of a user stands for element ``c`` of raw users, likewise for
@@ -61,7 +62,8 @@ class _Numbering:
 
     An id goes to the table that its hash says; there it is told from all others by its text, so
     that ids of one hash stay apart. Its number is made of its place in the table, which counts
-    first sightings, and of the table.
+    first sightings, and of the table. The hash may be another in another version of Polars; codes
+    do not depend on it.
     """
 
     def __init__(self) -> None:
@@ -73,9 +75,11 @@ class _Numbering:
 
     def number(self, ids: pl.Series, pool: Executor) -> pl.Series:
         """The number of each of ``ids``, null where there is none."""
-        table = (ids.hash().to_numpy() % np.uint64(N_TABLES)).astype(np.uint8)
-        order = np.argsort(table, kind="stable").astype(np.uint32)
-        ends = np.cumsum(np.bincount(table, minlength=N_TABLES)).tolist()
+        table = ids.hash().to_numpy() % np.uint64(N_TABLES)
+        # Bytes, where they will do, are sorted by counting.
+        order = np.argsort(table.astype(np.min_scalar_type(N_TABLES)), kind="stable")
+        order = order.astype(np.uint32)
+        ends = np.cumsum(np.bincount(table.astype(np.int64), minlength=N_TABLES)).tolist()
         # Gathering text from one chunk is ten times as fast as from many.
         by_table = ids.rechunk().gather(pl.Series(order))
 
@@ -114,15 +118,10 @@ class _Numbering:
 
 
 def _in_id_order(raw_ids: pl.Series) -> pl.Series:
-    """Sort by length, then bytes.
-
-    A column of text on its own is sorted several times as fast as one by two keys, or as its rows
-    are with it.
-    """
-    ids = pl.DataFrame({"raw_id": raw_ids, "length": raw_ids.str.len_bytes()})
-    by_length = ids.partition_by("length", as_dict=True, include_key=False)
-    ordered = [by_length[length]["raw_id"].sort() for length in sorted(by_length)]
-    return pl.concat([raw_ids.clear(), *ordered])
+    """Sort by length, then bytes; text alone is sorted several times as fast as by two keys."""
+    by_bytes = raw_ids.sort()
+    order = np.argsort(by_bytes.str.len_bytes().to_numpy(), kind="stable")
+    return by_bytes.gather(pl.Series(order.astype(np.uint32)))
 
 
 def _refuse_nulls(interactions: pl.DataFrame) -> None:

@@ -214,12 +214,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class Queries:
-    """Tokens of a batch at which alone a model's outputs are wanted, and their rectangles.
+    """The tokens of a batch at which a model's outputs are wanted, where not at all of them.
 
-    Each bucket of the batch has a rectangle for them, with the same sequence in each row, of the
-    (n_sequences, width) in ``buckets``; these lie end to end. For every query, ``(n_queries,)``:
-    ``tokens`` is its number in the batch, ascending; ``slots`` where it lies in the rectangles;
-    ``places`` how many queries of its sequence come before it; ``slot_width`` the width there.
+    They have rectangles of their own, one beside each of the batch's, whose rows are the same
+    sequences; ``buckets`` holds their (n_sequences, width). Shapes are ``(n_queries,)``: ``tokens``
+    are the queries' numbers in the batch, ascending; ``slots`` their places in the rectangles, laid
+    end to end; ``places`` how many queries of the same sequence come before each; ``slot_width``
+    the width of its rectangle.
     """
 
     tokens: Tensor
@@ -242,7 +243,12 @@ class Queries:
 
     @classmethod
     def of(cls, batch: Batch, tokens: Tensor) -> Queries:
-        """Any ``tokens`` of ``batch``, ascending and on the CPU, as is the batch."""
+        """The given ``tokens`` of ``batch``, both on the CPU.
+
+        Raises ValueError unless there is a token, and they ascend.
+        """
+        if len(tokens) == 0 or (tokens[1:] <= tokens[:-1]).any():
+            raise ValueError("queries need at least one token, and tokens in ascending order")
         sequence = batch.sequence[tokens]
         counts = torch.bincount(sequence, minlength=batch.n_sequences)
         of_row = counts[batch.bucket_order]

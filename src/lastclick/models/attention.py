@@ -60,7 +60,10 @@ class SelfAttention(nn.Module):
         """
         head_size = input.shape[1] // self.n_heads
         rows, slots = batch.head_slots(self.n_heads)
-        query_rows, query_slots = queries.head_slots(self.n_heads) if queries else (rows, slots)
+        laid_out = batch if queries is None else queries
+        query_rows, query_slots = (
+            (rows, slots) if queries is None else queries.head_slots(self.n_heads)
+        )
         key, value = (
             gather_rows(x.reshape(-1, head_size), rows, slots)
             for x in self.key_value(input).chunk(2, dim=-1)
@@ -69,11 +72,11 @@ class SelfAttention(nn.Module):
         query = gather_rows(query, query_rows, query_slots)
         shapes, query_shapes = (
             [(count * self.n_heads, width) for count, width in buckets]
-            for buckets in (batch.buckets, (queries or batch).buckets)
+            for buckets in (batch.buckets, laid_out.buckets)
         )
         masks = self._masks(batch, queries, query.dtype)
         rectangles = (query, key, value, query_shapes, shapes, masks)
-        if query.is_cuda or not self.training or self.dropout.probability == 0:
+        if query.device.type != "cpu" or not self.training or self.dropout.probability == 0:
             attended = self._fused(*rectangles)
         else:
             attended = _DroppedAttention.apply(*rectangles, self.dropout)
@@ -89,51 +92,38 @@ class SelfAttention(nn.Module):
             zip(_rectangles(query_shapes, query), _rectangles(shapes, key, value), strict=True)
         ):
             # torch fuses nothing in three dimensions.
-            q, k, v, mask = (
-                None if x is None else x.unflatten(0, (-1, self.n_heads))
-                for x in (q, k, v, None if masks is None else masks[number])
-            )
-            attended = F.scaled_dot_product_attention(q, k, v, mask, dropout, mask is None)
+            q, k, v = (x.unflatten(0, (-1, self.n_heads)) for x in (q, k, v))
+            attended = F.scaled_dot_product_attention(
+                q, k, v,
+                attn_mask=None if masks is None else masks[number][:, None],
+                dropout_p=dropout,
+                is_causal=masks is None,
+            )  # fmt: skip
             outputs.append(attended.flatten(0, 2))
         return torch.cat(outputs)
 
     def _masks(
         self, batch: Batch, queries: Queries | None, dtype: torch.dtype
     ) -> list[Tensor] | None:
-        """Per bucket what to add to the scores, to hide what a query must not see.
+        """Per bucket what to add to scores to hide what a query must not see.
 
-        None: what comes after the query, in every row the same. That hides padding too, which
-        follows the real tokens.
+        ``(sequences, queries or 1, width)``. None: whatever comes after the query. That hides
+        padding too, which follows the real tokens.
         """
         if self.causal and queries is None:
             return None
-        masks = _causal_masks(batch, queries) if self.causal else _padding_masks(batch)
-        return [
-            torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-            .masked_fill_(mask, -torch.inf)
-            .repeat_interleave(self.n_heads, 0)
-            for mask in masks
-        ]
-
-
-def _padding_masks(batch: Batch) -> list[Tensor]:
-    """Per bucket the places that are padding, ``(sequences, 1, width)``."""
-    last = (batch.lengths[batch.bucket_order] - 1).split([count for count, _ in batch.buckets])
-    return [
-        torch.arange(width, device=of_bucket.device) > of_bucket[:, None, None]
-        for of_bucket, (_, width) in zip(last, batch.buckets, strict=True)
-    ]
-
-
-def _causal_masks(batch: Batch, queries: Queries) -> list[Tensor]:
-    """Per bucket the places that come after a query, ``(sequences, queries, width)``."""
-    own = torch.zeros(queries.n_slots, dtype=torch.int64, device=queries.slots.device)
-    own[queries.slots] = batch.positions[queries.tokens]
-    own = own.split([math.prod(bucket) for bucket in queries.buckets])
-    return [
-        torch.arange(width, device=of_bucket.device) > of_bucket.view(count, -1, 1)
-        for of_bucket, (count, width) in zip(own, batch.buckets, strict=True)
-    ]
+        if self.causal:
+            last = torch.zeros(queries.n_slots, dtype=torch.int64, device=queries.slots.device)
+            last[queries.slots] = batch.positions[queries.tokens]
+            last = last.split([math.prod(bucket) for bucket in queries.buckets])
+        else:
+            last = (batch.lengths[batch.bucket_order] - 1).split([n for n, _ in batch.buckets])
+        masks = []
+        for of_bucket, (count, width) in zip(last, batch.buckets, strict=True):
+            hidden = torch.arange(width, device=of_bucket.device) > of_bucket.view(count, -1, 1)
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+            masks.append(mask.masked_fill_(hidden, -torch.inf))
+        return masks
 
 
 def _rectangles(shapes: list[Shape], *flat: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -158,6 +148,11 @@ class _DroppedAttention(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         if masks is None:
             masks = [query.new_full((n, n), -torch.inf).triu_(1) for _, n in shapes]
+        else:
+            masks = [
+                mask.repeat_interleave(n // len(mask), 0)  # once for each head
+                for mask, (n, _) in zip(masks, shapes, strict=True)
+            ]
         output = torch.empty_like(query)
         weights, kept = [], []
         for mask, (q, out), (k, v) in zip(
@@ -245,7 +240,7 @@ class Block(nn.Module):
     ) -> Tensor:
         """``x (n_tokens, hidden_size)`` to the block's output of the same shape.
 
-        With ``queries`` all that follows is theirs alone, ``(n_queries, hidden_size)``.
+        With ``queries`` the output and what is captured are theirs, ``(n_queries, hidden_size)``.
         Captures, under ``prefix``: ``input`` (x), ``residual`` (what the attention output is added
         to, before scaling), ``attention`` (the attention output), ``sum`` (their sum) and
         ``normalised`` (the LayerNorm of that sum, in both kinds what the feed-forward part reads).
@@ -317,7 +312,7 @@ class Encoder(nn.Module):
         """Output at every real position, ``(n_tokens, hidden_size)``, or at ``queries`` alone.
 
         ``residual_scale``: one alpha, or one per layer ``(n_layers,)``. Captures are those of
-        ``Block`` under ``layer1.``, ``layer2.``, …
+        ``Block`` under ``layer1.``, ``layer2.``, …; with ``queries`` the last layer's are of them.
         """
         embedded = self.item_embedding(batch.items)
         if self.kind == "classic":

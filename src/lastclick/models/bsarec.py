@@ -154,7 +154,7 @@ class Block(nn.Module):
     ) -> Tensor:
         """``x (n_tokens, hidden_size)`` to the layer's output of the same shape.
 
-        With ``queries`` all that follows is theirs alone, ``(n_queries, hidden_size)``.
+        With ``queries`` the output and what is captured are theirs, ``(n_queries, hidden_size)``.
         Captures, under ``prefix``: ``input`` and ``residual`` (both x), ``attention`` and
         ``filter`` (the outputs of the two branches), ``sum`` and ``filter_sum`` (each with its
         residual) and ``normalised`` (the blend of their LayerNorms, read by the feed-forward part).

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
-from lastclick.data.sequences import PADDING_ID, Batch, Queries, Sequences
+from lastclick.data.sequences import PADDING_ID, Batch, Sequences
 from lastclick.models.attention import (
     INITIAL_STD,
     LAYER_NORM_EPS,
@@ -32,6 +32,7 @@ from lastclick.models.attention import (
     SelfAttention,
     SelfAttentive,
 )
+from lastclick.models.base import Recommender
 from lastclick.models.layers import Dropout
 
 
@@ -201,7 +202,6 @@ class Encoder(nn.Module):
         self,
         batch: Batch,
         *,
-        queries: Queries | None = None,
         residual_scale: float | Tensor = 1.0,
         capture: dict[str, Tensor] | None = None,
     ) -> Tensor:
@@ -229,8 +229,6 @@ class Encoder(nn.Module):
                 alone = Batch.of(Sequences.from_lists([[PADDING_ID]])).to(x.device)
                 vector = block(padding.vector[None], alone, residual_scale=scale)[0]
                 padding = LeftPadding(vector, padding.counts)
-        if queries is not None:
-            x = x.index_select(0, queries.tokens)
         return x if config.norm_at == "input" else self.norm(x)
 
     def _padding(self, batch: Batch, x: Tensor) -> LeftPadding | None:
@@ -247,3 +245,7 @@ class Model(SelfAttentive):
 
     def __init__(self, config: Config, n_items: int):
         super().__init__(config, n_items, Encoder(config, n_items))
+
+    def final_states(self, batch: Batch, *, residual_scale: float | Tensor = 1.0) -> Tensor:
+        """As ``Recommender``: these blocks work at every position."""
+        return Recommender.final_states(self, batch, residual_scale=residual_scale)
