@@ -3,7 +3,7 @@
 Compared with taking the drawn users' rows out of the table for every draw, timed over fewer draws.
 Bars: seconds, not minutes, and a peak memory far below draws x users.
 
-    OMP_NUM_THREADS=2 python benchmarks/bootstrap.py
+    OMP_NUM_THREADS=2 python -m benchmarks.bootstrap
 """
 
 import resource

@@ -1,6 +1,6 @@
 """The norm decomposition of a whole test set, against the same with every part written out.
 
-    PYTHONPATH=src python benchmarks/decompose.py data/interactions/toys.parquet
+    python -m benchmarks.decompose data/interactions/toys.parquet
 
 Runs each form in a process of its own over the same sequences in the same batches: encode, then all
 three levels and both definitions of the mixing ratio (SASRec, hidden 64, 2 layers, 2 heads, at most
@@ -181,7 +181,8 @@ def main() -> None:
 def run_form(form: str, interactions: Path, folder: Path) -> tuple[dict, np.ndarray]:
     """Measure ``form`` in a process of its own; returns its measures and its ratios."""
     output = folder / f"{form}.npy"
-    command = [sys.executable, __file__, str(interactions), "--form", form, "--output", str(output)]
+    command = [sys.executable, "-m", "benchmarks.decompose", str(interactions)]
+    command += ["--form", form, "--output", str(output)]
     answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(answer.stdout), np.load(output)
 

@@ -1,6 +1,6 @@
 """How long the fused loss takes against torch's cross-entropy and against its bare products.
 
-    python benchmarks/loss.py --tokens 1800 --items 12102
+    python -m benchmarks.loss --tokens 1800 --items 12102
 
 One step is the loss and its gradients with respect to hidden states and item weights:
 

@@ -1,7 +1,7 @@
 """Preprocess and split of generated interactions: time, peak memory, and pandas beside it.
 
-    python benchmarks/preprocess_scale.py sizes 1_000_000 10_000_000 100_000_000
-    python benchmarks/preprocess_scale.py pandas 20_000_000 --python PYTHON_WITH_PANDAS
+    python -m benchmarks.preprocess_scale sizes 1_000_000 10_000_000 100_000_000
+    python -m benchmarks.preprocess_scale pandas 20_000_000 --python PYTHON_WITH_PANDAS
 
 ``sizes`` prints, for each number of rows, seconds, seconds per million rows and the peak of
 resident memory, of preprocess and of split, each in a process of its own as in the pipeline.
@@ -31,12 +31,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "src"))
-
-from lastclick import tables  # noqa: E402
-from lastclick.data.filtering import preprocess  # noqa: E402
-from lastclick.data.splitting import split_interactions  # noqa: E402
+from lastclick import tables
+from lastclick.data.filtering import preprocess
+from lastclick.data.splitting import split_interactions
 
 MEAN_USER, MEAN_ITEM = 20, 50
 HOURS = 5 * 365 * 24
@@ -88,7 +85,7 @@ def compare_with_pandas(n_rows: int, python: str, folder: Path) -> None:
     for step in STEPS:
         ours |= {f"{step}: {name}": s for name, s in run_step(step, folder)["seconds"].items()}
     show("lastclick", ours)
-    script = str(ROOT / "benchmarks/preprocess_pandas.py")
+    script = str(Path(__file__).with_name("preprocess_pandas.py"))
     for style in ("stepwise", "once", "tuned"):
         found = run([python, script, str(folder / "raw.parquet"), str(folder / "pandas"), style])
         theirs, label = found["seconds"], f"pandas {found['pandas']} {style}"
@@ -118,7 +115,7 @@ def show(name: str, seconds: dict[str, float]) -> None:
 
 
 def run_step(step: str, folder: Path) -> dict:
-    return run([sys.executable, __file__, "--folder", str(folder), step])
+    return run([sys.executable, "-m", "benchmarks.preprocess_scale", "--folder", str(folder), step])
 
 
 def run(command: list[str]) -> dict:

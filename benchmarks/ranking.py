@@ -5,7 +5,7 @@ wanted items (target, last, second-last) on 11,924 items, with filter-seen, agai
 ``states @ item_vectors.T`` in chunks, and against sorting the scores. Alphas alternate between
 the two, so that a busy machine slows both. Bar: at most 3 times the bare products.
 
-    OMP_NUM_THREADS=2 python benchmarks/ranking.py
+    OMP_NUM_THREADS=2 python -m benchmarks.ranking
 """
 
 import time

@@ -1,6 +1,6 @@
 """The alpha grid against the matrix products that it cannot do without.
 
-    python benchmarks/scaling.py INTERACTIONS.parquet [--repetitions 3]
+    python -m benchmarks.scaling INTERACTIONS.parquet [--repetitions 3]
 
 Scores validation and test of a data set (columns user_id, item_id, timestamp) under 13 alphas and,
 at alpha 1, the three earlier positions, with ranks of three items and both mixing ratios: what the

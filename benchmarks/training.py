@@ -1,9 +1,9 @@
 """What training costs, as ratios measured in the same run.
 
-    python benchmarks/training.py epoch data/interactions/beauty.parquet
-    python benchmarks/training.py tokens
-    python benchmarks/training.py catalogue
-    python benchmarks/training.py rectools data/interactions/beauty.parquet --python PYTHON
+    python -m benchmarks.training epoch data/interactions/beauty.parquet
+    python -m benchmarks.training tokens
+    python -m benchmarks.training catalogue
+    python -m benchmarks.training rectools data/interactions/beauty.parquet --python PYTHON
 
 ``epoch``: one epoch of SASRec (hidden 64, 2 layers, 2 heads, dropout 0.5, at most 128 items, 256
 users a batch; the global time split's training users), everything in it: making batches, the model,
