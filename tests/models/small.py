@@ -14,6 +14,8 @@ from lastclick.models.base import Recommender
 N_ITEMS = 37
 N_HEADS, HEAD_SIZE = 3, 5
 MAX_LENGTH = 13
+#: So small that it rounds to zero: nothing is dropped, but the code of training with dropout runs.
+NEGLIGIBLE_DROPOUT = 1e-9
 
 VALUES = {
     "hidden_size": N_HEADS * HEAD_SIZE,

@@ -13,6 +13,7 @@ from tests.models.small import (
     CASES,
     MAX_LENGTH,
     N_ITEMS,
+    NEGLIGIBLE_DROPOUT,
     build,
     build_lively,
     random_sequences,
@@ -143,9 +144,7 @@ def test_final_states_are_those_of_the_last_place(name, changes):
 @pytest.mark.parametrize("training", [False, True], ids=["fused", "with-dropout"])
 @ASKED_AT_QUERIES
 def test_queries_get_the_outputs_and_gradients_that_they_get_among_all(name, changes, training):
-    # So small that it rounds to zero: nothing is dropped, but the code of training with dropout
-    # runs.
-    model = build_lively(name, **changes, dropout=1e-9).double().train(training)
+    model = build_lively(name, **changes, dropout=NEGLIGIBLE_DROPOUT).double().train(training)
     batch = Batch.of(random_sequences(LENGTHS))
     # Of one sequence none; of one only, so that whole rectangles of the batch have no query.
     for tokens in ([0, 3, 4, 5, 8, 15, 16, 18, 27, 29, 39], [2, 4]):

@@ -11,14 +11,13 @@ from lastclick.models.attention import LAYER_NORM_EPS, Block, SelfAttention
 from tests.models.small import (
     HEAD_SIZE,
     N_HEADS,
+    NEGLIGIBLE_DROPOUT,
     build_lively,
     random_sequences,
 )
 
 SIZE = N_HEADS * HEAD_SIZE
 LENGTHS = [5, 1, 11, 2, 7, 3, 13, 4]
-# So small that it rounds to zero: nothing is dropped, but the code of training with dropout runs.
-NEGLIGIBLE_DROPOUT = 1e-9
 
 
 def copy_attention(attention: SelfAttention) -> nn.MultiheadAttention:
