@@ -106,7 +106,9 @@ def loss_and_gradients(
 def products(hidden: Tensor, weight: Tensor, chunk_tokens: int) -> None:
     items = weight[1:]
     grad_hidden, grad_items = torch.empty_like(hidden), torch.zeros_like(items)
-    buffer = losses.aligned_rows(min(chunk_tokens, len(hidden)), len(items), like=hidden)
+    buffer = losses.aligned_rows(
+        min(chunk_tokens, len(hidden)), len(items), hidden.dtype, hidden.device
+    )
     for start in range(0, len(hidden), chunk_tokens):
         rows = slice(start, start + chunk_tokens)
         states = hidden[rows]
