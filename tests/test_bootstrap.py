@@ -82,6 +82,13 @@ def test_conditional_share_resamples_its_base():
     assert found.high - found.low == pytest.approx(2 * half_width, rel=0.15)
 
 
+def test_too_few_draws_are_refused():
+    hits, base = np.zeros((1, 50, 1)), np.zeros((1, 50, 1))
+    base[0, 7] = 1
+    with pytest.raises(UserError, match=r"none of the 1 .* raise evaluation.bootstrap_draws"):
+        intervals(hits, base, draws=1, seed=0)  # a draw without user 7
+
+
 def test_draws_without_the_base_are_left_out():
     # One of five users is in the base; a third of the draws miss it (0.8 ** 5 = 0.33).
     assert intervals([1, 0, 0, 0, 0], [1, 0, 0, 0, 0]) == [Interval(1.0, 1.0, 1.0)]

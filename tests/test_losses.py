@@ -22,21 +22,18 @@ SIZES = pytest.mark.parametrize("size", [0.3, 5.0])
 
 
 def make_inputs(size: float = 0.3, dtype: torch.dtype = torch.float64, seed: int = 17):
-    """hidden, weight, target and bias; logits are about ``size * sqrt(HIDDEN_SIZE)``."""
+    """hidden, weight and target; logits are about ``size * sqrt(HIDDEN_SIZE)``."""
     rng = torch.Generator().manual_seed(seed)
     hidden = torch.randn(N_TOKENS, HIDDEN_SIZE, generator=rng, dtype=torch.float64)
     weight = torch.randn(N_ITEMS + 1, HIDDEN_SIZE, generator=rng, dtype=torch.float64) * size
-    bias = torch.randn(N_ITEMS + 1, generator=rng, dtype=torch.float64)
     target = torch.randint(1, N_ITEMS + 1, (N_TOKENS,), generator=rng)
-    hidden, weight, bias = (t.to(dtype).requires_grad_() for t in (hidden, weight, bias))
-    return hidden, weight, target, bias
+    hidden, weight = (t.to(dtype).requires_grad_() for t in (hidden, weight))
+    return hidden, weight, target
 
 
-def reference(hidden, weight, target, bias=None, reduction="mean") -> Tensor:
+def reference(hidden, weight, target, reduction="mean") -> Tensor:
     """Row 0 left out by hand, everything else by torch."""
     logits = hidden.double() @ weight.double()[1:].T
-    if bias is not None:
-        logits = logits + bias.double()[1:]
     return F.cross_entropy(logits, target - 1, reduction=reduction)
 
 
@@ -49,17 +46,14 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
 
 @SIZES
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-5)], ids=["f64", "f32"]
 )
-def test_value_and_gradients_equal_the_reference(size, reduction, with_bias, dtype, tolerance):
-    hidden, weight, target, bias = make_inputs(size, dtype)
-    inputs = (hidden, weight, bias) if with_bias else (hidden, weight)
-    loss = linear_cross_entropy(
-        hidden, weight, target, bias=bias if with_bias else None, reduction=reduction
-    )
-    expected = reference(hidden, weight, target, bias if with_bias else None, reduction)
+def test_value_and_gradients_equal_the_reference(size, reduction, dtype, tolerance):
+    hidden, weight, target = make_inputs(size, dtype)
+    inputs = (hidden, weight)
+    loss = linear_cross_entropy(hidden, weight, target, reduction=reduction)
+    expected = reference(hidden, weight, target, reduction)
     assert loss.dtype == dtype
     assert_close(loss, expected, tolerance)
     for actual, right in zip(
@@ -71,13 +65,13 @@ def test_value_and_gradients_equal_the_reference(size, reduction, with_bias, dty
 
 @SIZES
 def test_gradients_equal_finite_differences(size):
-    hidden, weight, target, bias = make_inputs(size)
+    hidden, weight, target = make_inputs(size)
     few = target[:5]
 
-    def loss(hidden, weight, bias):
-        return linear_cross_entropy(hidden, weight, few, bias=bias, chunk_tokens=3)
+    def loss(hidden, weight):
+        return linear_cross_entropy(hidden, weight, few, chunk_tokens=3)
 
-    inputs = (hidden[:5].detach().requires_grad_(), weight, bias)
+    inputs = (hidden[:5].detach().requires_grad_(), weight)
     assert torch.autograd.gradcheck(loss, inputs)
 
 
@@ -95,10 +89,10 @@ def test_a_loss_worked_out_by_hand():
 @SIZES
 @pytest.mark.parametrize("chunk_tokens", [1, 2, 11, N_TOKENS - 1, N_TOKENS, 1009])
 def test_the_chunk_size_does_not_matter(size, chunk_tokens):
-    hidden, weight, target, bias = make_inputs(size)
-    inputs = (hidden, weight, bias)
-    whole = linear_cross_entropy(hidden, weight, target, bias=bias)
-    loss = linear_cross_entropy(hidden, weight, target, bias=bias, chunk_tokens=chunk_tokens)
+    hidden, weight, target = make_inputs(size)
+    inputs = (hidden, weight)
+    whole = linear_cross_entropy(hidden, weight, target)
+    loss = linear_cross_entropy(hidden, weight, target, chunk_tokens=chunk_tokens)
     torch.testing.assert_close(loss, whole, atol=0, rtol=1e-13)
     torch.testing.assert_close(
         torch.autograd.grad(loss, inputs), torch.autograd.grad(whole, inputs), atol=1e-14, rtol=0
@@ -108,18 +102,16 @@ def test_the_chunk_size_does_not_matter(size, chunk_tokens):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("value", [1000.0, math.nan])
 def test_row_0_is_neither_read_nor_trained(precision, value):
-    hidden, weight, target, bias = make_inputs(dtype=torch.float32)
-    expected = linear_cross_entropy(hidden, weight, target, bias=bias, precision=precision)
-    expected_grads = torch.autograd.grad(expected, (hidden, weight, bias))
+    hidden, weight, target = make_inputs(dtype=torch.float32)
+    expected = linear_cross_entropy(hidden, weight, target, precision=precision)
+    expected_grads = torch.autograd.grad(expected, (hidden, weight))
     with torch.no_grad():
         weight[0] = value
-        bias[0] = value
-    loss = linear_cross_entropy(hidden, weight, target, bias=bias, precision=precision)
-    grads = torch.autograd.grad(loss, (hidden, weight, bias))
+    loss = linear_cross_entropy(hidden, weight, target, precision=precision)
+    grads = torch.autograd.grad(loss, (hidden, weight))
     assert torch.equal(loss, expected)
     assert all(map(torch.equal, grads, expected_grads))
     assert torch.equal(grads[1][0], torch.zeros(HIDDEN_SIZE))
-    assert grads[2][0] == 0
 
 
 @SIZES
@@ -163,10 +155,10 @@ def test_far_logits_make_no_denormal_numbers(gap):
 
 @SIZES
 def test_bf16_stays_close_and_returns_float32(size):
-    hidden, weight, target, bias = make_inputs(size, torch.float32)
-    inputs = (hidden, weight, bias)
-    loss = linear_cross_entropy(hidden, weight, target, bias=bias, precision="bf16")
-    expected = reference(hidden, weight, target, bias)
+    hidden, weight, target = make_inputs(size, torch.float32)
+    inputs = (hidden, weight)
+    loss = linear_cross_entropy(hidden, weight, target, precision="bf16")
+    expected = reference(hidden, weight, target)
     # bfloat16 rounds an operand by at most 2**-9, and a logit by a few times that.
     assert loss.dtype == torch.float32
     assert_close(loss, expected, 0.01)
@@ -190,14 +182,25 @@ def test_bf16_accumulates_in_float32():
     torch.testing.assert_close(weight.grad, expected[:, None].expand(3, HIDDEN_SIZE))
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("size", [0.1, 1.0, 100.0])
+def test_a_confident_loss_is_not_negative(precision, size):
+    hidden = torch.tensor([[1.0], [0.7], [size]])
+    only_item, certain = torch.full((2, 1), size), torch.tensor([[0.0], [11 * size], [-29 * size]])
+    for weight in (only_item, certain):
+        loss = linear_cross_entropy(hidden, weight, torch.ones(3).long(), precision=precision)
+        assert loss >= 0
+    assert linear_cross_entropy(hidden, only_item, torch.ones(3).long(), precision=precision) == 0
+
+
 @pytest.mark.parametrize("able", [True, False])
 def test_bf16_rounds_only_where_the_cpu_multiplies_bfloat16(monkeypatch, able):
     monkeypatch.setattr(losses, "cpu_multiplies_bfloat16", lambda: able)
-    hidden, weight, target, bias = make_inputs(dtype=torch.float32)
-    inputs = (hidden, weight, bias)
+    hidden, weight, target = make_inputs(dtype=torch.float32)
+    inputs = (hidden, weight)
     found, exact = (
         torch.autograd.grad(
-            linear_cross_entropy(hidden, weight, target, bias=bias, precision=precision), inputs
+            linear_cross_entropy(hidden, weight, target, precision=precision), inputs
         )
         for precision in ("bf16", "fp32")
     )
@@ -205,14 +208,14 @@ def test_bf16_rounds_only_where_the_cpu_multiplies_bfloat16(monkeypatch, able):
 
 
 def test_autocast_does_not_lower_the_precision():
-    hidden, weight, target, _ = make_inputs(dtype=torch.float32)
+    hidden, weight, target = make_inputs(dtype=torch.float32)
     expected = linear_cross_entropy(hidden, weight, target)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(linear_cross_entropy(hidden, weight, target), expected)
 
 
 def test_each_gradient_has_the_type_of_its_input():
-    hidden, weight, target, _ = make_inputs(dtype=torch.float32)
+    hidden, weight, target = make_inputs(dtype=torch.float32)
     hidden = hidden.detach().bfloat16().requires_grad_()
     loss = linear_cross_entropy(hidden, weight, target)
     loss.backward()
@@ -222,11 +225,11 @@ def test_each_gradient_has_the_type_of_its_input():
     assert_close(loss, reference(hidden, weight, target), 1e-6)
 
 
-@pytest.mark.parametrize("trained", ["hidden", "weight", "bias"])
+@pytest.mark.parametrize("trained", ["hidden", "weight"])
 def test_inputs_that_need_no_gradient_get_none(trained):
-    hidden, weight, target, bias = make_inputs()
-    inputs = {"hidden": hidden, "weight": weight, "bias": bias}
-    expected = torch.autograd.grad(reference(hidden, weight, target, bias), inputs[trained])[0]
+    hidden, weight, target = make_inputs()
+    inputs = {"hidden": hidden, "weight": weight}
+    expected = torch.autograd.grad(reference(hidden, weight, target), inputs[trained])[0]
     frozen = {name: t.detach().requires_grad_(name == trained) for name, t in inputs.items()}
     linear_cross_entropy(target=target, **frozen).backward()
     assert_close(frozen.pop(trained).grad, expected, 1e-13)
@@ -234,7 +237,7 @@ def test_inputs_that_need_no_gradient_get_none(trained):
 
 
 def test_the_incoming_gradient_scales_each_backward_pass():
-    hidden, weight, target, _ = make_inputs()
+    hidden, weight, target = make_inputs()
     expected = torch.autograd.grad(reference(hidden, weight, target), (hidden, weight))
     loss = linear_cross_entropy(hidden, weight, target)
     (3 * loss).backward(retain_graph=True)
@@ -244,14 +247,14 @@ def test_the_incoming_gradient_scales_each_backward_pass():
 
 
 def test_a_second_derivative_is_refused():
-    hidden, weight, target, _ = make_inputs()
+    hidden, weight, target = make_inputs()
     loss = linear_cross_entropy(hidden, weight, target)
     with pytest.raises(NotImplementedError, match="differentiated twice"):
         torch.autograd.grad(loss, hidden, create_graph=True)
 
 
 def test_equal_calls_are_bit_equal():
-    hidden, weight, target, _ = make_inputs(dtype=torch.float32)
+    hidden, weight, target = make_inputs(dtype=torch.float32)
     losses = [linear_cross_entropy(hidden, weight, target, chunk_tokens=11) for _ in range(2)]
     grads = [torch.autograd.grad(loss, (hidden, weight)) for loss in losses]
     assert torch.equal(*losses)
@@ -261,7 +264,7 @@ def test_equal_calls_are_bit_equal():
 @pytest.mark.parametrize("where", ["hidden", "weight"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_value_that_is_not_finite_gives_a_nan_loss(where, value):
-    hidden, weight, target, _ = make_inputs(dtype=torch.float32)
+    hidden, weight, target = make_inputs(dtype=torch.float32)
     with torch.no_grad():
         {"hidden": hidden, "weight": weight}[where][3, 2] = value
     assert linear_cross_entropy(hidden, weight, target).isnan()
@@ -282,7 +285,7 @@ def test_the_sum_over_no_tokens_is_zero_and_its_mean_is_refused():
 
 @pytest.mark.parametrize("bad", [0, -1, N_ITEMS + 1])
 def test_targets_outside_the_catalogue_are_refused(bad):
-    hidden, weight, target, _ = make_inputs()
+    hidden, weight, target = make_inputs()
     target[-1] = bad
     with pytest.raises(ValueError, match=rf"1 … {N_ITEMS}.* not in .*{bad}"):
         linear_cross_entropy(hidden, weight, target)
@@ -297,14 +300,13 @@ def test_targets_outside_the_catalogue_are_refused(bad):
         ({"hidden": torch.ones(N_TOKENS, HIDDEN_SIZE + 1)}, "hidden must be"),
         ({"hidden": torch.ones(1, N_TOKENS, HIDDEN_SIZE)}, "hidden must be"),
         ({"weight": torch.ones(1, HIDDEN_SIZE)}, "catalogue is empty"),
-        ({"bias": torch.ones(N_ITEMS)}, "bias must be"),
         ({"reduction": "none"}, "reduction must be"),
         ({"precision": "fp16"}, "precision must be"),
         ({"chunk_tokens": 0}, "chunk_tokens must be"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(change, message):
-    hidden, weight, target, _ = make_inputs(dtype=torch.float32)
+    hidden, weight, target = make_inputs(dtype=torch.float32)
     arguments = {"hidden": hidden, "weight": weight, "target": target} | change
     with pytest.raises(ValueError, match=message):
         linear_cross_entropy(**arguments)
@@ -351,7 +353,7 @@ def test_the_default_chunk_is_bounded_for_a_large_catalogue():
 
 @pytest.mark.parametrize("why", ["no_grad", "inputs"])
 def test_without_gradients_the_two_products_that_form_them_are_skipped(why):
-    hidden, weight, target, _ = make_inputs(dtype=torch.float32)
+    hidden, weight, target = make_inputs(dtype=torch.float32)
     expected = linear_cross_entropy(hidden, weight, target)
     if why == "inputs":
         hidden, weight = hidden.detach(), weight.detach()
@@ -365,18 +367,22 @@ def test_without_gradients_the_two_products_that_form_them_are_skipped(why):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("deterministic", [False, True])  # True as in training
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 0.02)])
-def test_cuda_equals_the_reference(precision, tolerance):
-    hidden, weight, target, bias = make_inputs(dtype=torch.float32)
-    expected = reference(hidden, weight, target, bias)
-    inputs = [t.detach().cuda().requires_grad_() for t in (hidden, weight, bias)]
-    loss = linear_cross_entropy(
-        *inputs[:2], target.cuda(), bias=inputs[2], precision=precision, chunk_tokens=11
-    )
+def test_cuda_equals_the_reference(precision, tolerance, deterministic):
+    hidden, weight, target = make_inputs(dtype=torch.float32)
+    expected = reference(hidden, weight, target)
+    inputs = [t.detach().cuda().requires_grad_() for t in (hidden, weight)]
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        loss = linear_cross_entropy(*inputs, target.cuda(), precision=precision, chunk_tokens=11)
+    finally:
+        torch.use_deterministic_algorithms(before)
     assert_close(loss.cpu(), expected, tolerance)
     for actual, right in zip(
         torch.autograd.grad(loss, inputs),
-        torch.autograd.grad(expected, (hidden, weight, bias)),
+        torch.autograd.grad(expected, (hidden, weight)),
         strict=True,
     ):
         assert_close(actual.cpu(), right.double(), tolerance)

@@ -116,14 +116,6 @@ def test_subnormal_differences_still_rank():
     assert ranks.unfiltered.tolist() == [[3, 2, 1]]
 
 
-def test_bias_is_part_of_the_score():
-    states, item_vectors = one_hot_catalogue([1.0, 2.0, 3.0])
-    bias = torch.tensor([9.0, 5.0, 0.0, 0.0])
-    ranks = ranks_of(states, item_vectors, torch.tensor([[1, 2, 3]]), bias=bias)
-    assert ranks.unfiltered.tolist() == [[1, 3, 2]]
-    assert top_k(states, item_vectors, 2, bias=bias).tolist() == [[1, 3]]
-
-
 def test_padding_is_never_ranked():
     # C09: whatever stands in row 0.
     states, item_vectors = one_hot_catalogue([1.0, 2.0, 3.0])
@@ -175,12 +167,11 @@ def test_scores_that_are_not_finite_name_the_row(rank, bad):
     assert (error.value.row, error.value.item) == (4, None)
 
 
-def test_vectors_and_biases_that_are_not_finite_name_the_item():
+def test_vectors_that_are_not_finite_name_the_item():
     states, item_vectors, wanted = torch.ones(7, 2), torch.ones(12, 2), torch.ones(7, 1).long()
-    bias = torch.zeros(12)
-    bias[5] = float("inf")
+    item_vectors[5, 0] = float("inf")
     with pytest.raises(NonFiniteScoresError, match="item 5") as error:
-        ranks_of(states, item_vectors, wanted, bias=bias)
+        ranks_of(states, item_vectors, wanted)
     assert (error.value.row, error.value.item) == (0, 5)
     item_vectors[3, 1] = float("nan")
     with pytest.raises(NonFiniteScoresError, match="item 3"):

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from lightning_fabric import Fabric
 from safetensors.torch import load_file
 
+from lastclick import losses
 from lastclick import training as engine
 from lastclick.artifacts import Fitted, build_model
 from lastclick.checkpoint import Checkpoints
@@ -399,7 +400,11 @@ def test_autocast_trains_about_the_same_and_keeps_weights_in_float32(fabric):
     assert {weight.dtype for weight in fitted.weights.values()} == {torch.float32}
 
 
-def test_the_precision_of_the_loss_reaches_the_model(fabric, monkeypatch):
+@pytest.mark.parametrize(("able", "expected"), [(True, "bf16"), (False, "fp32")])
+def test_the_precision_of_the_loss_reaches_the_model(
+    fabric, tmp_path, monkeypatch, capsys, able, expected
+):
+    monkeypatch.setattr(losses, "cpu_multiplies_bfloat16", lambda: able)
     given = []
     loss = base.linear_cross_entropy
 
@@ -408,8 +413,14 @@ def test_the_precision_of_the_loss_reaches_the_model(fabric, monkeypatch):
         return loss(*arguments, precision=precision, **options)
 
     monkeypatch.setattr(base, "linear_cross_entropy", record)
-    train(fabric, settings=replace(SETTINGS, max_epochs=1, loss_precision="bf16"))
-    assert set(given) == {"bf16"}
+    settings = replace(SETTINGS, max_epochs=1, loss_precision="bf16")
+    train(fabric, settings=settings, cell=tmp_path)
+    assert set(given) == {expected}
+    assert ("train.loss_precision is fp32 here" in capsys.readouterr().err) != able
+    # A training is known by what was computed.
+    given.clear()
+    train(fabric, settings=replace(settings, loss_precision=expected), cell=tmp_path)
+    assert given == []
 
 
 def test_progress_shows_epoch_loss_validation_best_and_time_left(fabric, capfd):
@@ -454,6 +465,33 @@ def test_a_loss_that_explodes_stops_training_and_says_what_to_change(fabric, tmp
     settings = replace(SETTINGS, learning_rate=1e30)
     with pytest.raises(UserError, match=r"no longer a finite number .* lower train.learning_rate"):
         train(fabric, settings=settings, cell=tmp_path)
+
+
+def test_lost_weights_are_not_saved(fabric, tmp_path, monkeypatch):
+    # NaN comes with the last step of an epoch, whose own loss is still finite.
+    class Killed(Exception):
+        pass
+
+    end_epoch, killed = engine._Trainer._end_epoch, []
+
+    def lose(self):
+        with torch.no_grad():
+            next(self.model.parameters())[-1] = torch.nan
+        end_epoch(self)
+
+    def kill(self, display):
+        if self.progress.epoch == 2 and not killed:
+            killed.append(self)
+            raise Killed
+        train_epoch(self, display)
+
+    train_epoch = engine._Trainer._train_epoch
+    monkeypatch.setattr(engine._Trainer, "_end_epoch", lose)
+    monkeypatch.setattr(engine._Trainer, "_train_epoch", kill)
+    with pytest.raises(Killed):
+        train(fabric, cell=tmp_path, checkpoint_seconds=0)
+    with pytest.raises(UserError, match="no longer a finite number"):
+        train(fabric, cell=tmp_path, checkpoint_seconds=0)
 
 
 def test_running_out_of_memory_says_what_to_change(fabric):

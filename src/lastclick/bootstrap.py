@@ -53,7 +53,7 @@ def ratio_intervals(
         training seed.
 
     Raises:
-        UserError: there are no users.
+        UserError: there are no users, or so few draws that a metric is defined in none of them.
     """
     n_seeds, n_users, n_metrics = numerator.shape
     if n_users == 0:
@@ -69,6 +69,11 @@ def ratio_intervals(
             intervals.append(None)
             continue
         defined = drawn[(drawn[:, below] > 0).all(axis=1)]
+        if len(defined) == 0:
+            raise UserError(
+                f"none of the {draws} bootstrap draws holds anybody of a small group of users: "
+                "raise evaluation.bootstrap_draws"
+            )
         ratios = (defined[:, above] / defined[:, below]).mean(axis=1)
         value = (totals[above] / totals[below]).mean()
         low, high = np.quantile(ratios, (tail, 1 - tail))

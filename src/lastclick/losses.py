@@ -2,15 +2,15 @@
 
 For token i with hidden state h_i, target y_i and item weights w_j (j = 1 … n_items)
 
-    loss_i   = log sum_j exp(h_i · w_j + b_j) - (h_i · w_{y_i} + b_{y_i})
-    dloss/dh = sum_j (p_ij - [j = y_i]) w_j         p_ij = softmax over j
-    dloss/dw_j = sum_i (p_ij - [j = y_i]) h_i       dloss/db_j = sum_i (p_ij - [j = y_i])
+    loss_i     = log sum_j exp(h_i · w_j) - h_i · w_{y_i}
+    dloss/dh_i = sum_j (p_ij - [j = y_i]) w_j         p_ij = softmax over j
+    dloss/dw_j = sum_i (p_ij - [j = y_i]) h_i
 
 Everything that the gradients need is at hand once a token's logits are, so they are formed in the
 forward pass, a chunk of tokens at a time, and the n_tokens x n_items logits never exist at once.
 What remains is close to the three matrix products that no exact method can avoid.
 
-Logits are computed to base 2, z = (h · w + b) / ln 2, since 2**z is three times as fast as exp.
+Logits are computed to base 2, z = h · w / ln 2, since 2**z is three times as fast as exp.
 """
 
 import math
@@ -49,25 +49,24 @@ def linear_cross_entropy(
     weight: Tensor,
     target: Tensor,
     *,
-    bias: Tensor | None = None,
     reduction: Reduction = "mean",
     precision: Precision = "fp32",
     chunk_tokens: int | None = None,
 ) -> Tensor:
-    """Equal `F.cross_entropy(hidden @ weight[1:].T + bias[1:], target - 1)`, faster and smaller.
+    """Equal `F.cross_entropy(hidden @ weight[1:].T, target - 1)`, faster and smaller.
 
-    Row 0 of `weight` and of `bias` is padding: it is never part of the softmax, and its gradient
-    is exactly zero, whatever its values are.
+    Row 0 of `weight` is padding: it is never part of the softmax, and its gradient is exactly
+    zero, whatever its values are.
 
     Args:
         hidden: (n_tokens, hidden_size), the states that predict.
         weight: (n_items + 1, hidden_size), one row per item.
-        target: (n_tokens,), integers in 1 … n_items.
-        bias: (n_items + 1,), added to the logits.
+        target: (n_tokens,), integers in 1 … n_items. Their range is checked on a CPU only, as a
+            GPU would have to be waited for.
         reduction: "mean" over the tokens, or their "sum".
         precision: "fp32", or "bf16": the matrix products are those of bfloat16 numbers, on a CPU
             rounded to bfloat16 as well; the sums inside them, softmax statistics and gradients are
-            float32. A CPU without bfloat16 instructions computes "bf16" as "fp32".
+            float32. Where there are no instructions for it (`effective_precision`), "fp32".
         chunk_tokens: tokens whose logits are held at once; the default suits the catalogue.
             The result does not depend on it beyond rounding.
 
@@ -80,7 +79,7 @@ def linear_cross_entropy(
     Raises:
         ValueError: shapes, targets or options that do not fit, or the mean of no tokens.
     """
-    _check_inputs(hidden, weight, target, bias, reduction, precision)
+    _check_inputs(hidden, weight, target, reduction, precision)
     n_tokens, n_items = len(hidden), len(weight) - 1
     if chunk_tokens is None:
         chunk_tokens = default_chunk_tokens(n_tokens, n_items, hidden.device)
@@ -89,7 +88,6 @@ def linear_cross_entropy(
     return _LinearCrossEntropy.apply(
         hidden,
         weight,
-        bias,
         target,
         1.0 if reduction == "sum" else 1.0 / n_tokens,
         precision,
@@ -99,12 +97,7 @@ def linear_cross_entropy(
 
 
 def _check_inputs(
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    reduction: str,
-    precision: str,
+    hidden: Tensor, weight: Tensor, target: Tensor, reduction: str, precision: str
 ) -> None:
     if reduction not in ("mean", "sum"):
         raise ValueError(f'reduction must be "mean" or "sum", not {reduction!r}')
@@ -117,8 +110,6 @@ def _check_inputs(
         )
     if len(weight) < 2:
         raise ValueError("weight has no row besides the padding row 0: the catalogue is empty")
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"bias must be ({len(weight)},), like weight, not {tuple(bias.shape)}")
     if target.shape != hidden.shape[:1]:
         raise ValueError(f"target must be ({len(hidden)},), like hidden, not {tuple(target.shape)}")
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
@@ -126,6 +117,8 @@ def _check_inputs(
     if len(target) == 0:
         if reduction == "mean":
             raise ValueError("the mean loss of no tokens is undefined: the batch has no target")
+        return
+    if target.is_cuda:
         return
     lowest, highest = torch.stack(torch.aminmax(target)).tolist()
     if lowest < 1 or highest >= len(weight):
@@ -148,23 +141,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
-        bias: Tensor | None,
         target: Tensor,
         scale: float,
         precision: Precision,
         chunk_tokens: int,
         grad_enabled: bool,
     ) -> Tensor:
-        inputs = (hidden, weight, bias)
-        if precision == "bf16" and hidden.device.type == "cpu" and not cpu_multiplies_bfloat16():
-            precision = "fp32"
+        inputs = (hidden, weight)
         dtype = torch.float32
-        if precision == "fp32" and any(t is not None and t.dtype == torch.float64 for t in inputs):
+        if precision == "fp32" and torch.float64 in (hidden.dtype, weight.dtype):
             dtype = torch.float64
+        in_bfloat16 = effective_precision(precision, hidden.device) == "bf16"
         n_tokens = len(hidden)
         scales = hidden.new_full((n_tokens, 1), scale, dtype=dtype)
-        operands = [None if t is None else t.to(dtype) for t in inputs]
-        if precision == "bf16" and not hidden.is_cuda:
+        operands = [t.to(dtype) for t in inputs]
+        if in_bfloat16 and not hidden.is_cuda:
             chunk_tokens = _round_up(chunk_tokens, _BF16_CHUNK_MULTIPLE)
             filling = _round_up(n_tokens, _BF16_CHUNK_MULTIPLE) - n_tokens
             operands[0] = F.pad(operands[0], (0, 0, 0, filling))
@@ -175,7 +166,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             torch.zeros_like(t) if needed and grad_enabled else None
             for t, needed in zip(operands, ctx.needs_input_grad, strict=False)
         ]
-        factor_dtype = torch.bfloat16 if precision == "bf16" else dtype
+        factor_dtype = torch.bfloat16 if in_bfloat16 else dtype
         # Autocast would choose the products' type in our place.
         with torch.autocast(hidden.device.type, enabled=False):
             loss = _accumulate(*operands, target, scales, factor_dtype, chunk_tokens, *gradients)
@@ -200,14 +191,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _accumulate(
     hidden: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
     target: Tensor,
     scales: Tensor,
     factor_dtype: torch.dtype,
     chunk_tokens: int,
     grad_hidden: Tensor | None,
     grad_weight: Tensor | None,
-    grad_bias: Tensor | None,
 ) -> Tensor:
     """Return the sum of every token's loss times its scale, `scales (n_tokens, 1)`.
 
@@ -215,38 +204,39 @@ def _accumulate(
     are rounded to `factor_dtype`.
     """
     label = (target.long() - 1).unsqueeze(1)
-    shift = not _logits_are_small(hidden, weight[1:], None if bias is None else bias[1:])
+    shift = not _logits_are_small(hidden, weight[1:])
     states_base_2 = (hidden / _LN_2).to(factor_dtype)
     items = weight[1:].to(factor_dtype)
     logit_dtype = hidden.dtype if hidden.is_cuda else factor_dtype
-    bias_base_2 = None if bias is None else (bias[1:] / _LN_2).to(logit_dtype)
     losses = hidden.new_empty(len(hidden), 1)
-    token = torch.arange(min(chunk_tokens, len(hidden)), device=hidden.device).unsqueeze(1)
+    tokens = torch.arange(min(chunk_tokens, len(hidden)), device=hidden.device).unsqueeze(1)
     buffer = aligned_rows(min(chunk_tokens, len(hidden)), len(items), logit_dtype, hidden.device)
     for start in range(0, len(hidden), chunk_tokens):
         rows = slice(start, start + chunk_tokens)
         y = label[rows]
         # One buffer throughout: logits, then 2**logits, then total * (softmax - one_hot).
-        padded = buffer[: len(y)]
+        padded = buffer[: len(y)]  # contiguous, which some operations would make it by copying
         logits, padding = padded[:, : len(items)], padded[:, len(items) :]
+        at_target = (tokens[: len(y)], y)
         _matmul(states_base_2[rows], items.T, out=logits)
-        if bias_base_2 is not None:
-            logits += bias_base_2
-        losses[rows] = -logits[token[: len(y)], y]
         if shift:
-            highest = logits.amax(1, keepdim=True)
-            logits.sub_(highest).clamp_(min=_NEGLIGIBLE_LOGIT_BASE_2)
-            losses[rows] += highest
+            logits -= logits.amax(1, keepdim=True)
+            # Clamped later than read: the loss of a hopeless target is as large as it is.
+            target_logit = padded[at_target].to(hidden.dtype)
+            logits.clamp_(min=_NEGLIGIBLE_LOGIT_BASE_2)
         padding.zero_()
-        padded.exp2_()  # one contiguous block is quicker than rows with gaps
+        padded.exp2_()
         exps = logits
         total = _row_sums(exps, hidden.dtype)
-        losses[rows] += total.log2()
+        if not shift:
+            # As rounded as the total that holds it, or the loss could be negative.
+            target_logit = padded[at_target].to(hidden.dtype).log2()
+        losses[rows] = total.log2() - target_logit
 
-        if grad_hidden is grad_weight is grad_bias is None:
+        if grad_hidden is grad_weight is None:
             continue
         # Dividing by the total here, on vectors, saves a pass over the chunk.
-        exps[token[: len(y)], y] -= total
+        padded[at_target] -= total
         errors = exps.to(factor_dtype)
         factor = scales[rows] / total
         if grad_hidden is not None:
@@ -254,8 +244,6 @@ def _accumulate(
             grad_hidden[rows] *= factor
         if grad_weight is not None:
             _add_matmul(grad_weight[1:], errors.T, (hidden[rows] * factor).to(factor_dtype))
-        if grad_bias is not None:
-            _add_matmul(grad_bias[1:].unsqueeze(1), errors.T, factor.to(factor_dtype))
     return (losses * scales).sum() * _LN_2
 
 
@@ -282,37 +270,41 @@ def aligned_rows(n_rows: int, n_columns: int, dtype: torch.dtype, device: torch.
     return torch.empty(n_rows, n_lines * per_line, dtype=dtype, device=device)
 
 
-def _logits_are_small(hidden: Tensor, items: Tensor, bias: Tensor | None) -> bool:
+def _logits_are_small(hidden: Tensor, items: Tensor) -> bool:
     """Whether exp(logit) is safe as it is, so that two passes over every chunk can be saved.
 
-    |h · w + b| <= max |h| max |w| + max |b| (Cauchy-Schwarz). A NaN is not small. Not asked on a
-    GPU, which would have to wait for the answer.
+    |h · w| <= max |h| max |w| (Cauchy-Schwarz). A NaN is not small. Not asked on a GPU, which
+    would have to be waited for.
     """
     if hidden.is_cuda or len(hidden) == 0:
         return False
-    bound = hidden.norm(dim=1).max() * items.norm(dim=1).max()
-    if bias is not None:
-        bound = bound + bias.abs().max()
-    return bool(bound <= _SAFE_LOGIT)
+    return bool(hidden.norm(dim=1).max() * items.norm(dim=1).max() <= _SAFE_LOGIT)
 
 
 def _matmul(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+    """Products of bfloat16 sum in float32 on every device; a CPU returns them as bfloat16 only."""
     if a.dtype == out.dtype:
         torch.mm(a, b, out=out)
+    elif a.is_cuda:
+        torch.mm(a, b, out_dtype=out.dtype, out=out)
     else:
-        out.copy_(_matmul_of_bfloat16(a, b))
+        out.copy_(a @ b)
 
 
 def _add_matmul(accumulator: Tensor, a: Tensor, b: Tensor) -> None:
     if a.dtype == accumulator.dtype:
         accumulator.addmm_(a, b)
+    elif a.is_cuda:
+        accumulator += torch.mm(a, b, out_dtype=accumulator.dtype)
     else:
-        accumulator += _matmul_of_bfloat16(a, b)
+        accumulator += a @ b
 
 
-def _matmul_of_bfloat16(a: Tensor, b: Tensor) -> Tensor:
-    """The product as precise as the device can return it; summed in float32 on every one."""
-    return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a @ b
+def effective_precision(precision: Precision, device: torch.device) -> Precision:
+    """What the loss computes on the device where `precision` is asked for."""
+    if device.type == "cpu" and not cpu_multiplies_bfloat16():
+        return "fp32"
+    return precision
 
 
 @cache

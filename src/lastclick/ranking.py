@@ -4,7 +4,7 @@ The rank of an item is ``1 + items scoring higher + equal-scoring items with a s
 place that the item takes in the list sorted by descending score, then by ascending id. With this
 rule a model that scores every item alike is not rewarded with rank 1.
 
-Scores are dot products, ``states @ item_vectors.T (+ bias)``. They exist for one chunk of rows at
+Scores are dot products, ``states @ item_vectors.T``. They exist for one chunk of rows at
 a time, never for users x items. Each wanted item is compared with the others inside one and the
 same score block: a dot product computed separately may differ in its last bit, which would
 make or break ties.
@@ -42,7 +42,7 @@ class NonFiniteScoresError(ValueError):
     Attributes:
         row: index into ``states`` of the first such row, for the caller to name the user
             (0 if the item vectors are at fault, because then every row is affected).
-        item: the first item whose vector or bias is not finite, or None if ``states`` is at fault.
+        item: the first item whose vector is not finite, or None if ``states`` is at fault.
     """
 
     def __init__(self, message: str, row: int, item: int | None = None):
@@ -109,7 +109,6 @@ def ranks_of(
     wanted: Tensor,
     seen: SeenItems | None = None,
     *,
-    bias: Tensor | None = None,
     chunk_rows: int | None = None,
 ) -> Ranks:
     """Rank the wanted items of each row in the whole catalogue.
@@ -119,7 +118,6 @@ def ranks_of(
         item_vectors: (n_items + 1, hidden), row 0 is padding and is never ranked.
         wanted: (n, k) int64, item ids; column 0 is the target; 0 means "no such item".
         seen: the items that filter-seen removes from the target's ranking.
-        bias: (n_items + 1,), added to the scores.
         chunk_rows: rows scored at a time; chosen from the catalogue's size if None.
 
     Raises:
@@ -134,7 +132,7 @@ def ranks_of(
     removed = torch.zeros(n_rows, dtype=torch.int32, device=states.device)
     gone = torch.zeros(n_rows, dtype=torch.bool, device=states.device)
     scratch = _scratch_for(states, len(item_vectors), n_wanted)
-    for start, stop, scores in _score_blocks(states, item_vectors, bias, chunk_rows):
+    for start, stop, scores in _score_blocks(states, item_vectors, chunk_rows):
         chunk = wanted[start:stop]
         unfiltered[start:stop] = 1 + _count_ahead(scores, chunk, scratch)
         if seen is not None:
@@ -156,7 +154,6 @@ def top_k(
     k: int,
     seen: SeenItems | None = None,
     *,
-    bias: Tensor | None = None,
     chunk_rows: int | None = None,
 ) -> Tensor:
     """The k best items of each row, best first, the smaller id first among equal scores.
@@ -169,7 +166,7 @@ def top_k(
     _check_shapes(states, item_vectors, len(states), seen)
     lists = torch.zeros(len(states), k, dtype=torch.int64, device=states.device)
     kept = min(k, len(item_vectors) - 1)
-    for start, stop, scores in _score_blocks(states, item_vectors, bias, chunk_rows):
+    for start, stop, scores in _score_blocks(states, item_vectors, chunk_rows):
         if seen is not None:
             scores[seen.of_rows(start, stop)] = -torch.inf
         values, items = _best(scores, kept)
@@ -274,7 +271,7 @@ def _next_larger(values: Tensor) -> Tensor:
 
 
 def _score_blocks(
-    states: Tensor, item_vectors: Tensor, bias: Tensor | None, chunk_rows: int | None
+    states: Tensor, item_vectors: Tensor, chunk_rows: int | None
 ) -> Iterator[tuple[int, int, Tensor]]:
     """Yield ``start, stop`` and the scores of these rows, (stop - start, n_blocks * _BLOCK).
 
@@ -284,7 +281,7 @@ def _score_blocks(
     n_columns = len(item_vectors)
     if n_columns > 2**24:
         raise ValueError(f"a catalogue of {n_columns - 1} items is too large: at most {2**24 - 1}")
-    _require_finite(states, item_vectors, bias)
+    _require_finite(states, item_vectors)
     width = _padded(n_columns)
     if chunk_rows is None:
         most = _CPU_ROWS if states.device.type == "cpu" else _ACCELERATOR_ROWS
@@ -293,30 +290,23 @@ def _score_blocks(
     for start in range(0, len(states), chunk_rows):
         stop = min(start + chunk_rows, len(states))
         scores = buffer[: stop - start]
-        if bias is None:
-            torch.mm(states[start:stop], item_vectors.T, out=scores[:, :n_columns])
-        else:
-            torch.addmm(bias, states[start:stop], item_vectors.T, out=scores[:, :n_columns])
+        torch.mm(states[start:stop], item_vectors.T, out=scores[:, :n_columns])
         scores[:, 0] = -torch.inf
         yield start, stop, scores
 
 
-def _require_finite(states: Tensor, item_vectors: Tensor, bias: Tensor | None) -> None:
+def _require_finite(states: Tensor, item_vectors: Tensor) -> None:
     """Raise if a score could be NaN or infinite, without looking at the scores.
 
     No partial sum of a dot product exceeds hidden * largest |state| * largest |item value|, so
     finite operands whose bound is finite can only give finite scores.
     """
     item_peaks = _peaks(item_vectors[1:])
-    bias_peaks = torch.zeros_like(item_peaks) if bias is None else bias[1:].abs()
-    bad_items = ~(item_peaks + bias_peaks).isfinite()
+    bad_items = ~item_peaks.isfinite()
     if bad_items.any():
         item = 1 + int(bad_items.nonzero()[0])
         raise NonFiniteScoresError(f"the vector of item {item} is not finite", row=0, item=item)
-    bound = (
-        _peaks(states).double() * states.shape[1] * item_peaks.max().double()
-        + bias_peaks.max().double()
-    )
+    bound = _peaks(states).double() * states.shape[1] * item_peaks.max().double()
     bad_rows = ~(bound <= torch.finfo(states.dtype).max)
     if bad_rows.any():
         row = int(bad_rows.nonzero()[0])

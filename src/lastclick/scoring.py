@@ -153,10 +153,7 @@ def rank_all(
     if present is not None:
         asked = asked * torch.from_numpy(present).to(device)[:, None]
     try:
-        return ranks_of(
-            states, model.item_vectors().detach(), asked,
-            seen, bias=model.item_bias(),
-        )  # fmt: skip
+        return ranks_of(states, model.item_vectors().detach(), asked, seen)
     except NonFiniteScoresError as error:
         raise UserError(
             f"the scores of user {user_ids[error.row]} are not finite: the model's weights are "
@@ -189,10 +186,7 @@ def best_places(model: Recommender, states: Tensor, k: int, seen: SeenItems | No
 
     Coverage at every cut-off up to ``k`` follows from it.
     """
-    lists = top_k(
-        states, model.item_vectors(), k, seen,
-        bias=model.item_bias(),
-    )  # fmt: skip
+    lists = top_k(states, model.item_vectors(), k, seen)
     best = torch.full((model.n_items + 1,), k + 1, device=states.device)
     places = torch.arange(1, k + 1, device=states.device).expand_as(lists)
     best.scatter_reduce_(0, lists.flatten(), places.flatten(), "amin")

@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +37,7 @@ from lastclick.artifacts import Fitted, HistoryRow, build_model, load_weights, m
 from lastclick.checkpoint import Checkpoints, key_of, source_digest
 from lastclick.data.sequences import Batch, Sequences
 from lastclick.errors import UserError
+from lastclick.losses import effective_precision
 from lastclick.models.base import Recommender, TrainingLoss
 from lastclick.ranking import NonFiniteScoresError, SeenItems, ranks_of
 
@@ -176,8 +177,9 @@ def fit(
     """Train a model to early stopping and return the weights of its best epoch.
 
     ``training`` and ``validation`` hold items of a catalogue 1..``n_items``; ``fabric`` is what
-    ``launch`` returned for ``settings.precision``. ``cell``, where given, is the folder of its
-    checkpoints (which every process must be able to read): an interrupted training of the same
+    ``launch`` returned for ``settings.precision``. A processor that cannot multiply bfloat16 turns
+    ``settings.loss_precision`` into "fp32", and says so. ``cell``, where given, is the folder of
+    its checkpoints (which every process must be able to read): an interrupted training of the same
     model, parameters, data and code is continued, and a finished one returned at once. ``label``
     names the training in its progress bar.
 
@@ -196,6 +198,7 @@ def fit(
             "the validation set is empty, so training cannot know when to stop; check "
             "split.quantile and split.validation, and the raw data"
         )
+    settings = _with_effective_precision(settings, fabric, label or model_name)
     job = _Job(
         model_name, config, training.take(usable),
         validation.sample(settings.validation_users, seed), n_items, settings, seed, fabric,
@@ -212,6 +215,18 @@ def fit(
             numbers = {name: value for name, value in vars(fitted).items() if name != "weights"}
             checkpoints.save_final(fitted.weights, numbers)
         return fitted
+
+
+def _with_effective_precision(settings: Settings, fabric: Fabric, label: str) -> Settings:
+    """What is computed is part of a training's identity, not what was asked for."""
+    precision = effective_precision(settings.loss_precision, fabric.device)
+    if precision != settings.loss_precision and fabric.is_global_zero:
+        print(
+            f"{label}: this processor has no instructions for {settings.loss_precision}, so "
+            f"train.loss_precision is {precision} here",
+            file=sys.stderr,
+        )
+    return replace(settings, loss_precision=precision)
 
 
 def validation_ndcg(
@@ -467,14 +482,19 @@ class _Trainer:
             self.saved_at = time.monotonic()
 
     def _save(self) -> None:
+        """Save where training stands, unless it is lost and must not be continued from here.
+
+        That is left to the next look at the loss to report, which every process takes.
+        """
         progress = self.progress
         tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
         tensors |= {f"best/{name}": tensor for name, tensor in self.best.items()}
         for index, state in self.adam.state_dict()["state"].items():
             tensors |= {f"adam/{index}/{name}": tensor for name, tensor in state.items()}
         if progress.sums is not None:
-            self._losses()  # a training that is lost must not be continued from here
             tensors["sums"] = progress.sums
+        if not all(tensor.isfinite().all() for tensor in tensors.values()):
+            return
         numbers = {
             "epoch": progress.epoch,
             "step": progress.step,
@@ -553,9 +573,8 @@ class _ValidationShare:
                     states.append(model.final_states(batch).float())
             try:
                 ranks = ranks_of(
-                    torch.cat(states), model.item_vectors(), self.targets[:, None], self.seen,
-                    bias=model.item_bias(),
-                ).filtered  # fmt: skip
+                    torch.cat(states), model.item_vectors(), self.targets[:, None], self.seen
+                ).filtered
             except NonFiniteScoresError:
                 return torch.eye(K + 1, dtype=torch.int64, device=fabric.device)[0]
             return torch.bincount(ranks[ranks <= K].long(), minlength=K + 1)

@@ -81,9 +81,7 @@ def build_lively(name: str, seed: int = 0, n_items: int = N_ITEMS, **changes) ->
 def scores(model: Recommender, batch: Batch) -> torch.Tensor:
     """Scores of items 1..n_items, ``(n_sequences, n_items)``."""
     with torch.inference_mode():
-        scored = model.final_states(batch) @ model.item_vectors()[1:].T
-        bias = model.item_bias()
-        return scored if bias is None else scored + bias[1:]
+        return model.final_states(batch) @ model.item_vectors()[1:].T
 
 
 def random_sequences(lengths: list[int], seed: int = 0, n_items: int = N_ITEMS) -> Sequences:

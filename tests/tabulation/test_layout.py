@@ -3,7 +3,7 @@
 import pytest
 
 from lastclick.tabulation.layout import (
-    TOO_FEW,
+    NOBODY,
     Layout,
     arrange,
     as_printed,
@@ -59,7 +59,7 @@ def test_without_a_published_value_there_is_nothing_to_compare():
 
 
 def test_a_metric_that_nobody_has_says_why_it_is_empty():
-    assert measured(None, 0.3) == {"published": 0.3, "note": TOO_FEW}
+    assert measured(None, 0.3) == {"published": 0.3, "note": NOBODY}
 
 
 def test_counts_have_no_interval():

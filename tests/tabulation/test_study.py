@@ -5,7 +5,7 @@ import pytest
 
 from lastclick.tables import OBSERVATIONS
 from lastclick.tabulation.further import recovery
-from lastclick.tabulation.layout import TOO_FEW
+from lastclick.tabulation.layout import NOBODY
 from lastclick.tabulation.published import load_published
 from lastclick.tabulation.study import Study, model_differences, shares_of_chronological
 
@@ -78,7 +78,7 @@ def test_a_recovery_without_a_base_set_is_shown_with_its_size_and_no_number():
     rows = [row for row in recovery(study) if row["alpha"] == "0.5"]
 
     assert [(row["metric"], row.get("value"), row.get("note")) for row in rows] == [
-        ("recovery", None, TOO_FEW),
+        ("recovery", None, NOBODY),
         ("base set", 0, None),
         ("sequences", 9, None),
     ]

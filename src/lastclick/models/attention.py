@@ -26,7 +26,7 @@ from lastclick.data.sequences import Batch, Queries
 from lastclick.models.base import Recommender
 from lastclick.models.layers import Dropout, gather_rows, gather_rows_back
 
-BlockKind = Literal["post_ln", "classic"]
+BlockKind = Literal["post_ln", "classic", "pre_ln"]  # the last in imported.py alone
 Activation = Literal["gelu", "relu"]
 Shape = tuple[int, int]  # sequences * heads, width
 
@@ -216,15 +216,16 @@ class Block(nn.Module):
     def __init__(
         self, kind: BlockKind, hidden_size: int, inner_size: int, n_heads: int,
         activation: Activation, dropout: float, *, causal: bool = True,
+        norm_eps: float = LAYER_NORM_EPS,
     ):  # fmt: skip
         super().__init__()
         self.kind = kind
         self.attention = SelfAttention(hidden_size, n_heads, dropout, causal=causal)
-        self.attention_norm = nn.LayerNorm(hidden_size, eps=LAYER_NORM_EPS)
+        self.attention_norm = nn.LayerNorm(hidden_size, eps=norm_eps)
         self.feed_forward = FeedForward(
-            hidden_size, inner_size, activation, dropout, inner_dropout=kind == "classic"
+            hidden_size, inner_size, activation, dropout, inner_dropout=kind != "post_ln"
         )
-        self.feed_forward_norm = nn.LayerNorm(hidden_size, eps=LAYER_NORM_EPS)
+        self.feed_forward_norm = nn.LayerNorm(hidden_size, eps=norm_eps)
         # The classic block has no dropout between the output projection and the residual sum.
         self.attention_dropout = Dropout(dropout if kind == "post_ln" else 0.0)
 
@@ -247,7 +248,15 @@ class Block(nn.Module):
         """
         own = x if queries is None else x.index_select(0, queries.tokens)
         residual = own if self.kind == "post_ln" else self.attention_norm(own)
-        attention = self.attention_dropout(self.attention(residual, x, batch, queries=queries))
+        attention = self.attention(residual, x, batch, queries=queries)
+        return self._add_attention(own, residual, attention, residual_scale, capture, prefix)
+
+    def _add_attention(
+        self, own: Tensor, residual: Tensor, attention: Tensor, residual_scale: float,
+        capture: dict[str, Tensor] | None, prefix: str,
+    ) -> Tensor:  # fmt: skip
+        """The rest of the block: the sum, its LayerNorm and the feed-forward part."""
+        attention = self.attention_dropout(attention)
         total = torch.add(attention, residual, alpha=residual_scale)
         norm = self.attention_norm if self.kind == "post_ln" else self.feed_forward_norm
         normalised = norm(total)
@@ -255,7 +264,8 @@ class Block(nn.Module):
             named = {"input": own, "residual": residual, "attention": attention,
                      "sum": total, "normalised": normalised}  # fmt: skip
             capture.update({f"{prefix}{name}": value for name, value in named.items()})
-        output = normalised + self.feed_forward(normalised)
+        output = total if self.kind == "pre_ln" else normalised
+        output = output + self.feed_forward(normalised)
         return self.feed_forward_norm(output) if self.kind == "post_ln" else output
 
 

@@ -53,7 +53,7 @@ class Recommender(nn.Module, ABC):
     """A next-item recommender over the whole catalogue.
 
     Items are numbered 1..n_items; row 0 of every table belongs to padding, is never ranked and
-    never part of a loss. Scores are ``final_states(batch) @ item_vectors().T (+ item_bias())``.
+    never part of a loss. Scores are ``final_states(batch) @ item_vectors().T``.
     """
 
     #: The output at a position depends on items up to that position only, so that one pass over a
@@ -90,7 +90,7 @@ class Recommender(nn.Module, ABC):
         ``targets (n,)``: the item that each of the states has to predict.
         """
         total = linear_cross_entropy(
-            states, self.item_vectors(), targets, bias=self.item_bias(),
+            states, self.item_vectors(), targets,
             reduction="sum", precision=self.loss_precision,
         )  # fmt: skip
         return TrainingLoss(total, targets.shape[0])
@@ -118,10 +118,6 @@ class Recommender(nn.Module, ABC):
     @abstractmethod
     def item_vectors(self) -> Tensor:
         """Output vector of every item, ``(n_items + 1, hidden_size)``; row 0 is padding."""
-
-    def item_bias(self) -> Tensor | None:
-        """Output bias of every item, ``(n_items + 1,)``, or None."""
-        return None
 
     @property
     def max_input_length(self) -> int:

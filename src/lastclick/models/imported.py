@@ -28,10 +28,10 @@ from lastclick.models.attention import (
     INITIAL_STD,
     LAYER_NORM_EPS,
     Activation,
-    FeedForward,
     SelfAttention,
     SelfAttentive,
 )
+from lastclick.models.attention import Block as AttentionBlock
 from lastclick.models.base import Recommender
 from lastclick.models.layers import Dropout
 
@@ -123,28 +123,22 @@ class Attention(SelfAttention):
         return self.output(merged.view(n_tokens, hidden_size))
 
 
-class Block(nn.Module):
+class Block(AttentionBlock):
     """One transformer layer of the kind ``config.block``; formulas: the module's docstring."""
 
     def __init__(self, config: Config):
-        super().__init__()
-        size, dropout = config.hidden_size, config.dropout
-        self.kind = config.block
-        self.attention = Attention(size, config.n_heads, dropout)
-        self.attention_norm = nn.LayerNorm(size, eps=config.norm_eps)
-        self.feed_forward = FeedForward(
-            size, config.inner_size, config.activation, dropout,
-            inner_dropout=config.block != "post_ln",
+        super().__init__(
+            config.block, config.hidden_size, config.inner_size, config.n_heads,
+            config.activation, config.dropout, norm_eps=config.norm_eps,
         )  # fmt: skip
-        self.feed_forward_norm = nn.LayerNorm(size, eps=config.norm_eps)
-        self.attention_dropout = Dropout(dropout if config.block == "post_ln" else 0.0)
+        self.attention = Attention(config.hidden_size, config.n_heads, config.dropout)
 
     def forward(
         self,
         x: Tensor,
         batch: Batch,
         *,
-        residual_scale: float | Tensor = 1.0,
+        residual_scale: float = 1.0,
         capture: dict[str, Tensor] | None = None,
         prefix: str = "",
         padding: LeftPadding | None = None,
@@ -162,22 +156,12 @@ class Block(nn.Module):
         if padding is not None and self.kind == "pre_ln":
             padding = LeftPadding(self.attention_norm(padding.vector), padding.counts)
         attention = self.attention(query_input, attention_input, batch, padding)
-        attention = self.attention_dropout(attention)
-        total = residual * residual_scale + attention
-        norm = self.attention_norm if self.kind == "post_ln" else self.feed_forward_norm
-        normalised = norm(total)
         if capture is not None:
-            named = {
-                "input": x, "query_input": query_input, "attention_input": attention_input,
-                "residual": residual, "attention": attention, "sum": total,
-                "normalised": normalised,
-            }  # fmt: skip
+            named = {"query_input": query_input, "attention_input": attention_input}
             if padding is not None:
                 named |= {"padding_vector": padding.vector, "padding_counts": padding.counts}
             capture.update({f"{prefix}{name}": value for name, value in named.items()})
-        output = total if self.kind == "pre_ln" else normalised
-        output = output + self.feed_forward(normalised)
-        return self.feed_forward_norm(output) if self.kind == "post_ln" else output
+        return self._add_attention(x, residual, attention, residual_scale, capture, prefix)
 
 
 class Encoder(nn.Module):
@@ -216,10 +200,8 @@ class Encoder(nn.Module):
         x = embedded + self.position_embedding(positions)
         x = self.dropout(self.norm(x) if config.norm_at == "input" else x)
         padding = self._padding(batch, x)
-        scales = torch.as_tensor(residual_scale, dtype=x.dtype, device=x.device)
-        scales = scales.expand(len(self.blocks))
-        for number, block in enumerate(self.blocks, start=1):
-            scale = scales[number - 1]
+        scales = torch.as_tensor(residual_scale, dtype=torch.float64).expand(len(self.blocks))
+        for number, (block, scale) in enumerate(zip(self.blocks, scales.tolist(), strict=True), 1):
             x = block(
                 x, batch, residual_scale=scale, capture=capture, prefix=f"layer{number}.",
                 padding=padding,

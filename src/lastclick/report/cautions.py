@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lastclick.report.numbers import Numbers, listing, percent, plural
-from lastclick.tabulation.layout import TOO_FEW
+from lastclick.tabulation.layout import NOBODY
 from lastclick.titles import title
 
 # Below these a number moves in steps that a reader can see, or rests on a handful of cases.
@@ -111,9 +111,9 @@ def _base_sets(numbers: Numbers) -> Iterator[str]:
 
 def _left_out(numbers: Numbers) -> Iterator[str]:
     for name, frame in numbers.tables.items():
-        missing = frame.filter(note=TOO_FEW).height
+        missing = frame.filter(note=NOBODY).height
         if missing:
             yield (
-                f"Table “{name}” leaves out {plural(missing, 'number')}: too few users to draw an "
-                "interval from."
+                f"Table “{name}” leaves out {plural(missing, 'number')}: there is nobody to "
+                "average over."
             )

@@ -31,8 +31,8 @@ MEASURES: Mapping[str, pl.DataType] = {
 
 Row = dict[str, Any]
 
-#: Why a metric has no value: a bootstrap draw can leave it without any user.
-TOO_FEW = "left out: too few users for an interval"
+#: Why a metric has no value: nobody belongs to its group of users, under some training seed.
+NOBODY = "left out: nobody to average over"
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def measured(finding: Mapping[str, Any] | None, published: float | None = None) 
     only the published value is filled in, with a note.
     """
     if finding is None:
-        return {"published": published, "note": TOO_FEW}
+        return {"published": published, "note": NOBODY}
     row: Row = {name: finding[name] for name in ("value", "low", "high", "n_users")}
     row["n_seeds"] = len(finding["by_seed"])
     row["spread"] = finding.get("spread")
