@@ -6,6 +6,7 @@ import argparse
 import inspect
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from lastclick.errors import UserError
 
@@ -17,7 +18,8 @@ def run(stage: Callable[..., None]) -> None:
     mend, and a traceback would hide what.
     """
     parser = argparse.ArgumentParser(
-        prog=f"python -m {stage.__module__}", description=inspect.getdoc(stage)
+        prog=f"python -m stages.{Path(inspect.getfile(stage)).stem}",
+        description=inspect.getdoc(stage),
     )
     for name, parameter in inspect.signature(stage, eval_str=True).parameters.items():
         parser.add_argument(name, type=parameter.annotation)

@@ -1,6 +1,7 @@
 """Rank targets and input items under every residual scale, with the mixing ratios."""
 
 from lastclick import params, tables
+from lastclick.artifacts import require_decomposable
 from lastclick.diagnostics.conditions import NON_FINAL_OFFSETS
 from lastclick.scoring import score_scales
 from stages.cells import Cell
@@ -11,6 +12,7 @@ from stages.trained import load_evaluation, load_trained
 def main(dataset: str, model: str, seed: int) -> None:
     """Score validation and test of one trained model over the alpha grid."""
     settings = params.load()
+    require_decomposable(model)  # it may have been trained before it was named for this
     cell = Cell(dataset, model, seed)
     scores = score_scales(
         load_trained(cell, settings.compute),

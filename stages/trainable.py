@@ -9,9 +9,14 @@ from lightning_fabric import Fabric
 from pydantic import BaseModel
 
 from lastclick import params, tables
-from lastclick.artifacts import Fitted, build_model, load_weights, model_module
+from lastclick.artifacts import (
+    Fitted,
+    build_model,
+    load_weights,
+    model_module,
+    require_decomposable,
+)
 from lastclick.data.sequences import Sequences
-from lastclick.errors import UserError
 from lastclick.models.base import Recommender
 from lastclick.training import Compute, Settings, Validation, fit, launch, validation_ndcg
 
@@ -41,12 +46,8 @@ class Trainable:
         ``config``: that of the model, if it is not in params.yaml. Raises UserError where a model
         is to be decomposed that cannot be: before hours of training, not after.
         """
-        if model in settings.run.attention_models and not model_module(model).Model.decomposable:
-            raise UserError(
-                f"params.yaml: run.attention_models names {model}, which has no attention block "
-                "whose residual carries an item: it can be neither scaled nor decomposed. Take it "
-                "out of that list; the other diagnostics run for it all the same"
-            )
+        if model in settings.run.attention_models:
+            require_decomposable(model)
         splits = Path("data/splits") / dataset
         config = config or params.validate_section(
             model_module(model).Config, settings.models[model], f"models.{model}"

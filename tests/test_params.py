@@ -35,6 +35,14 @@ def test_the_repositorys_own_file_is_valid(tmp_path):
     assert load(tmp_path, TEXT).run.seeds == (17,)
 
 
+@pytest.mark.parametrize("name", ["my shop", "my.shop", "my-shop@v2", "-shop", "шоп"])
+def test_a_data_set_has_a_name_that_files_and_stages_can_have(tmp_path, name):
+    content = yaml.safe_load(TEXT)
+    content["datasets"][name] = content["datasets"]["toys"]
+    with pytest.raises(UserError, match=f"datasets: '{name}' cannot name a data set"):
+        load(tmp_path, yaml.safe_dump(content, allow_unicode=True))
+
+
 def test_all_nine_data_sets_of_the_study_and_the_default_are_defined(tmp_path):
     names = set(load(tmp_path, TEXT).datasets)
     study = {

@@ -59,6 +59,16 @@ def model_module(name: str) -> Any:
     return module
 
 
+def require_decomposable(name: str) -> None:
+    """Raise UserError where params.yaml asks for the decomposition of a model that has none."""
+    if not model_module(name).Model.decomposable:
+        raise UserError(
+            f"params.yaml: run.attention_models names {name}, which has no attention block "
+            "whose residual carries an item: it can be neither scaled nor decomposed. Take it "
+            "out of that list; the other diagnostics run for it all the same"
+        )
+
+
 def build_model(name: str, config: BaseModel | Mapping[str, Any], n_items: int) -> Recommender:
     """A model with fresh weights, drawn from torch's global random state.
 

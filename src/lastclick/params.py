@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -240,6 +241,12 @@ class Params(Section):
             for name in names:
                 if name not in known:
                     raise ValueError(f"{key}: unknown {what} {name!r}{_nearest(name, known)}")
+        for name in self.datasets:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+                raise ValueError(
+                    f"datasets: {name!r} cannot name a data set, since files and DVC's stages are "
+                    "named after it; use letters, digits, - and _ (title: may say anything)"
+                )
         for name in self.models:
             if importlib.util.find_spec(f"lastclick.models.{name}") is None:
                 raise ValueError(f"models.{name}: there is no file src/lastclick/models/{name}.py")
