@@ -144,6 +144,14 @@ def test_an_added_data_set_runs_its_own_cells_and_the_aggregates(edited):
     assert {stage for stage in stages if "@" not in stage} == AGGREGATES
 
 
+def test_a_failed_run_leaves_the_results_that_git_tracks(edited):
+    edited.set_params({"run.seeds": [1, 1]})
+    failed = edited.run("dvc", "repro", "tables", check=False)
+    assert failed.returncode != 0
+    assert "run.seeds: names 1 more than once" in failed.stderr + failed.stdout
+    assert edited.run("git", "status", "--porcelain").stdout.split() == ["M", "params.yaml"]
+
+
 def test_a_stage_runs_the_code_of_the_copy_it_is_in(project):
     script = "import stages, lastclick; print(lastclick.__file__)"
     found = Path(project.run("python", "-c", script).stdout.strip())
