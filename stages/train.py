@@ -1,5 +1,7 @@
 """Train one model with one seed."""
 
+import math
+import sys
 from pathlib import Path
 
 from lastclick import params, tables
@@ -8,6 +10,9 @@ from stages.cells import Cell
 from stages.command import run
 from stages.given import is_given, take_checkpoint
 from stages.trainable import Trainable
+
+# Patience counts epochs: of fewer steps than this, it can run out before anything is learnt.
+FEW_STEPS = 10
 
 
 def main(dataset: str, model: str, seed: int) -> None:
@@ -21,6 +26,8 @@ def main(dataset: str, model: str, seed: int) -> None:
         take_checkpoint(cell, settings)
         return
     trainable = Trainable.prepare(dataset, model, settings)
+    if trainable.fabric.is_global_zero:
+        warn_of_few_steps(trainable, cell.label)
     dropout = tables.read_json(Path("tuning") / dataset / f"{model}.json")["dropout"]
     fitted = trainable.fit(dropout, seed)
     if trainable.fabric.is_global_zero:
@@ -31,6 +38,21 @@ def main(dataset: str, model: str, seed: int) -> None:
             config=trainable.configured(dropout),
             n_items=trainable.n_items,
             seed=seed,
+        )
+
+
+def warn_of_few_steps(trainable: Trainable, label: str) -> None:
+    """Say on stderr if an epoch has few steps, and what to do about it."""
+    # As in training, which leaves out users with a single interaction.
+    users = int((trainable.training.lengths >= 2).sum())
+    batch_size, patience = trainable.settings.batch_size, trainable.settings.patience
+    steps = math.ceil(users / batch_size)
+    if 0 < steps < FEW_STEPS:
+        print(
+            f"{label}: an epoch has only {steps} step{'s' if steps > 1 else ''} ({users} users, "
+            f"{batch_size} a batch), and train.patience ({patience}) counts epochs; "
+            f"train.batch_size_of.{trainable.dataset} makes batches smaller",
+            file=sys.stderr,
         )
 
 

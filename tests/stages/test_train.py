@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -147,6 +148,27 @@ def test_train_writes_the_same_bytes_after_a_kill_as_undisturbed(workspace):
     assert not folder.exists() or not list(folder.iterdir())
     subprocess.run(command, cwd=workspace, env=environment, check=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == undisturbed
+
+
+@pytest.mark.parametrize(("steps", "warned"), [(1, True), (9, True), (10, False)])
+def test_few_steps_to_an_epoch_are_told_with_what_to_do(workspace, capsys, steps, warned):
+    n_users = int((sequences().lengths >= 2).sum())
+    params = read_params()
+    params["train"]["max_epochs"] = 1
+    params["train"]["batch_size_of"] = {"tiny": math.ceil(n_users / steps)}
+    write_params(params)
+    assert math.ceil(n_users / params["train"]["batch_size_of"]["tiny"]) == steps
+    choose_dropout.main("tiny", "sasrec")
+    capsys.readouterr()
+
+    train.main("tiny", "sasrec", 17)
+
+    told = [line for line in capsys.readouterr().err.splitlines() if "batch_size_of" in line]
+    assert len(told) == warned
+    if warned:
+        assert f"an epoch has only {steps} step" in told[0]
+        assert "train.patience (10) counts epochs" in told[0]
+        assert "train.batch_size_of.tiny makes batches smaller" in told[0]
 
 
 def test_a_slip_in_the_models_section_is_named(workspace):
