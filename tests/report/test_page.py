@@ -7,6 +7,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from lastclick import params, tables
@@ -135,13 +136,28 @@ def test_warnings_and_reasons_are_there(text):
     assert text.count("a recurrent model has no attention block") >= 10
 
 
+def test_the_answer_gives_no_verdict_for_a_model_that_may_not_have_learnt(tabulated):
+    training = tables.read_csv(tabulated / "tables/training.csv", TABLES["training"][0].schema)
+    first = (pl.col("model") == "gru4rec") & (pl.col("quantity") == "best_epoch")
+    training = training.with_columns(value=pl.when(first).then(1.0).otherwise("value"))
+
+    page = rendered(tabulated, training=training)
+
+    answer = page[: page.index("Read with care")]
+    assert '<p class="lead">GRU4Rec on Toys may not have learnt anything: its best' in answer
+    assert "BERT4Rec leans but little on the last item" in answer
+    assert "GRU4Rec leans" not in answer
+    assert answer.count('<td class="word">in doubt</td>') == 2 * len(SMALL)
+    assert "On Toys no epoch was better than the first in the training of GRU4Rec" in page
+
+
 def test_parameters_and_versions_are_there(text):
     assert "bootstrap_draws: 97" in text
     assert re.search(r"<dt>torch</dt><dd>\d+\.\d+", text)
     assert "arXiv 2608.14021" in text
 
 
-def rendered(root: Path, **changes) -> str:
+def rendered(root: Path, training: pl.DataFrame | None = None, **changes) -> str:
     settings = params.load(root / "params.yaml").model_dump(mode="json")
     content = {
         "settings": settings,
@@ -153,6 +169,8 @@ def rendered(root: Path, **changes) -> str:
         "published": load_published(),
         "versions": {"Python": "3"},
     }
+    if training is not None:
+        content["tables"]["training"] = training
     return render(**content | changes)
 
 

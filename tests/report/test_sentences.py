@@ -28,6 +28,7 @@ SETTINGS = {
     },
     "evaluation": {"bootstrap_draws": 2000},
     "preprocess": {"ties": "source"},
+    "train": {"batch_size": 256, "batch_size_of": {}, "max_epochs": 300, "patience": 10},
     "models": {"sasrec": {"block": "post_ln"}},
     "split": {
         "protocol": "global_time", "quantile": 0.9, "target": "last", "validation": "global_time"
@@ -168,6 +169,58 @@ def test_the_short_answer(found, expected):
     assert short_answer(found) == expected
 
 
+FIRST = "its best epoch was the first"
+NEAR_CHANCE = "its HR@10 of 0.1060 is not clearly above chance (0.1000)"
+
+
+def test_a_model_that_may_not_have_learnt_gets_no_word_but_a_doubt():
+    unlearnt = answer("gru4rec", 0.0, doubts=(FIRST,), **NONE)
+
+    assert (unlearnt.echo, unlearnt.order) == ("in doubt", "in doubt")
+    # What was not measured is not in doubt.
+    assert answer("gru4rec", 0.0, doubts=(FIRST,)).order is None
+
+
+def test_the_short_answer_begins_with_the_models_that_may_not_have_learnt():
+    unlearnt = answer("gru4rec", 0.0, doubts=(FIRST, NEAR_CHANCE), **NONE)
+    doubt = (
+        "GRU4Rec on Toys may not have learnt anything: its best epoch was the first and its HR@10 "
+        "of 0.1060 is not clearly above chance (0.1000). No verdict is given for it."
+    )
+
+    assert short_answer([unlearnt]) == [doubt]
+    assert short_answer([unlearnt, answer("sasrec", 0.8, **LAST)]) == [
+        doubt,
+        "Going by what they recommend, SASRec leans strongly on the last item.",
+        "Going by what shuffling the input costs, SASRec needs to know which item is last, but "
+        "hardly the order before it.",
+    ]
+
+
+def test_a_doubt_on_one_data_set_leaves_the_verdict_on_the_other():
+    found = [
+        answer("sasrec", 0.8),
+        answer("sasrec", 0.1, dataset="beauty", doubts=(FIRST,)),
+    ]
+
+    assert short_answer(found) == [
+        "SASRec on Beauty may not have learnt anything: its best epoch was the first. No verdict "
+        "is given for it.",
+        "Going by what they recommend, SASRec (Toys) leans strongly on the last item.",
+    ]
+
+
+def test_the_paragraph_gives_the_numbers_of_a_model_in_doubt_without_a_verdict():
+    found = [answer("gru4rec", 0.05, doubts=(FIRST,), **NONE)]
+
+    assert paragraph("toys", found) == [
+        "GRU4Rec may not have learnt anything; as trained, the last item is itself the first "
+        "recommendation for 10% of the test sequences, the item before it for 5.0%. With "
+        "everything before the last item shuffled, 95% of HR@10 is kept; with the last item "
+        "shuffled along, 95%."
+    ]
+
+
 def test_the_paragraph_says_what_is_kept_and_what_is_mixed():
     found = [
         answer(
@@ -211,6 +264,111 @@ def test_answers_are_read_from_the_tables():
     assert found.kept_by_partial.value == 0.9
     assert found.kept_by_full.value == 0.4
     assert found.mixing_ratio_attn is None
+
+
+def training_rows(best_epoch: int, epochs: int, seed: str = "17") -> list[dict[str, Any]]:
+    keys = {"dataset": "toys", "model": "sasrec", "seed": seed}
+    return [
+        {**keys, "quantity": quantity, **counted(value)}
+        for quantity, value in (("epochs", epochs), ("best_epoch", best_epoch))
+    ]
+
+
+def accuracy_of(hit_rate: float, items: int) -> dict[str, list[dict[str, Any]]]:
+    """Tables with a hit rate, its interval 0.01 to either side, and the size of the catalogue."""
+    return {
+        "accuracy": [
+            {"dataset": "toys", "model": "sasrec", "metric": "HR@10", **measured(finding(hit_rate))}
+        ],
+        "table1": [{"dataset": "toys", "quantity": "items", **counted(items)}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (training_rows(2, 12), ()),
+        (training_rows(1, 11), (FIRST,)),
+        (training_rows(31, 41) + training_rows(1, 11, "19"), (FIRST + " (seed 19)",)),
+        # Given weights were not trained.
+        (training_rows(0, 1), ()),
+    ],
+)
+def test_a_best_epoch_that_is_the_first_is_a_doubt(rows, expected):
+    (found,) = answers(numbers_of(training=rows), ["toys"], ["sasrec"])
+
+    assert found.doubts == expected
+
+
+@pytest.mark.parametrize(
+    ("hit_rate", "items", "expected"),
+    [
+        (0.106, 100, (NEAR_CHANCE,)),
+        (0.1101, 100, ()),  # the interval begins just above chance
+        (0.1099, 200, ()),
+        (0.9, 8, ("its HR@10 of 0.9000 is not clearly above chance (1.0000)",)),
+    ],
+)
+def test_a_hit_rate_whose_interval_reaches_down_to_chance_is_a_doubt(hit_rate, items, expected):
+    (found,) = answers(numbers_of(**accuracy_of(hit_rate, items)), ["toys"], ["sasrec"])
+
+    assert found.doubts == expected
+
+
+@pytest.mark.parametrize(
+    ("best_epoch", "epochs", "expected"),
+    [
+        (1, 11, ["no epoch was better than the first in the training of SASRec (seed 17)"]),
+        (2, 12, []),
+        (300, 300, ["SASRec (seed 17) reached train.max_epochs (300) before train.patience"]),
+        (291, 300, ["SASRec (seed 17) reached train.max_epochs (300) before train.patience"]),
+        (290, 300, []),  # patience ran out in the last epoch
+        (299, 299, []),
+        (0, 1, []),
+    ],
+)
+def test_trainings_that_call_for_care(best_epoch, epochs, expected):
+    numbers = numbers_of(training=training_rows(best_epoch, epochs))
+
+    found = cautions(numbers, SETTINGS)
+
+    assert len(found) == len(expected)
+    assert all(part in caution for part, caution in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize(("sizes", "users"), [({}, 256), ({"toys": 32}, 32), ({"steam": 32}, 256)])
+def test_advice_for_a_best_epoch_that_is_the_first_names_the_batch_size_of_the_data_set(
+    sizes, users
+):
+    settings = SETTINGS | {"train": SETTINGS["train"] | {"batch_size_of": sizes}}
+
+    (caution,) = cautions(numbers_of(training=training_rows(1, 11)), settings)
+
+    assert f"train.batch_size_of.toys (now {users} users)" in caution
+    assert "Raise train.patience (now 10 epochs)" in caution
+
+
+def test_a_hit_rate_near_chance_calls_for_care():
+    (caution,) = cautions(numbers_of(**accuracy_of(0.106, 100)), SETTINGS)
+
+    assert caution.startswith(
+        "HR@10 of SASRec on Toys, 0.1060 (0.0960 to 0.1160), is not clearly above chance (0.1000, "
+    )
+    assert cautions(numbers_of(**accuracy_of(0.1101, 100)), SETTINGS) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "advised"),
+    [
+        (training_rows(6, 16), [True]),
+        (training_rows(0, 1), [False]),  # given weights
+        (training_rows(1, 11), [True, False]),  # said before, with the best epoch
+    ],
+)
+def test_what_to_do_about_a_hit_rate_near_chance_is_said_once(rows, advised):
+    found = cautions(numbers_of(training=rows, **accuracy_of(0.106, 100)), SETTINGS)
+
+    assert ["Raise train.patience" in caution for caution in found] == advised
 
 
 def test_a_run_with_nothing_to_warn_of():

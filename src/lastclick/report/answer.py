@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lastclick.report.learning import doubts
 from lastclick.report.numbers import Estimate, Numbers, listing, percent, percents
 from lastclick.titles import title
 
@@ -13,6 +14,8 @@ from lastclick.titles import title
 STRONG, LITTLE = 0.5, 0.2
 # Accuracy is "hardly" changed by a shuffle that keeps at least this share of it.
 KEPT = 0.8
+# In place of all these words, for a model that may not have learnt.
+IN_DOUBT = "in doubt"
 
 MAY_NOT_CONCLUDE = (
     "This is a structural account of what a trained model does at prediction time, not a proof of "
@@ -27,7 +30,10 @@ MAY_NOT_CONCLUDE = (
 
 @dataclass(frozen=True)
 class Answer:
-    """One model on one data set; None where a number does not apply or could not be measured."""
+    """One model on one data set; None where a number does not apply or could not be measured.
+
+    ``doubts``: why the model may not have learnt anything; with any, no other word is given.
+    """
 
     dataset: str
     model: str
@@ -38,21 +44,28 @@ class Answer:
     kept_by_full: Estimate | None
     mixing_ratio_attn: Estimate | None
     mixing_ratio_attn_res_ln: Estimate | None
+    doubts: tuple[str, ...] = ()
 
     @property
     def echo(self) -> str | None:
-        """ "strongly", "partly" or "little": how much the recommendations lean on the last item."""
+        """ "strongly", "partly" or "little": how much the recommendations lean on the last item;
+        or "in doubt"."""
         if self.gap is None:
             return None
+        if self.doubts:
+            return IN_DOUBT
         if self.gap.low >= STRONG:
             return "strongly"
         return "little" if self.gap.high < LITTLE else "partly"
 
     @property
     def order(self) -> str | None:
-        """What of the order the accuracy needs: "last item", "none", "earlier too", "unclear"."""
+        """What of the order the accuracy needs: "last item", "none", "earlier too", "unclear";
+        or "in doubt"."""
         if self.kept_by_partial is None or self.kept_by_full is None:
             return None
+        if self.doubts:
+            return IN_DOUBT
         if self.kept_by_partial.high < KEPT:
             return "earlier too"
         if self.kept_by_partial.low < KEPT:
@@ -85,6 +98,7 @@ def answers(numbers: Numbers, datasets: Sequence[str], models: Sequence[str]) ->
                     mixing_ratio_attn_res_ln=numbers.estimate(
                         "table2", **mixing, level="attn_res_ln"
                     ),
+                    doubts=doubts(numbers, dataset, model),
                 )
             )
     return found
@@ -109,12 +123,20 @@ _ORDER = {
 
 
 def short_answer(found: Sequence[Answer]) -> list[str]:
-    """One sentence by what the models recommend, one by what shuffled inputs cost them."""
+    """One sentence by what the models recommend, one by what shuffled inputs cost them.
+
+    Before them, one for each model that may not have learnt: of it the two say nothing.
+    """
     echo = _parts(found, [answer.echo for answer in found], _ECHO)
     order = _parts(found, [answer.order for answer in found], _ORDER)
     if any(answer.order == "unclear" for answer in found):
         order.append("the rest is unclear" if order else "this run cannot tell")
-    sentences = []
+    sentences = [
+        f"{title(answer.model)} on {title(answer.dataset)} may not have learnt anything: "
+        f"{listing(answer.doubts)}. No verdict is given for it."
+        for answer in found
+        if answer.doubts
+    ]
     if echo:
         sentences.append(f"Going by what they recommend, {'; '.join(echo)}.")
     if order:
@@ -152,7 +174,7 @@ def paragraph(dataset: str, found: Sequence[Answer]) -> list[str]:
     """Sentences on one data set."""
     here = [answer for answer in found if answer.dataset == dataset]
     sentences = []
-    for word in ("strongly", "partly", "little"):
+    for word in ("strongly", "partly", "little", IN_DOUBT):
         group = [answer for answer in here if answer.echo == word]
         if group:
             sentences.append(_on_last_item(word, group))
@@ -175,9 +197,13 @@ def _on_last_item(word: str, group: Sequence[Answer]) -> str:
     names = listing([title(answer.model) for answer in group])
     last = percents(answer.last_item_hit_rate.value for answer in group)
     second = percents(answer.second_last_item_hit_rate.value for answer in group)
+    if word == IN_DOUBT:
+        opening = f"{names} may not have learnt anything; as trained, the last item is"
+    else:
+        opening = f"{names} {_ECHO[word][len(group) > 1]}: it is"
     sentence = (
-        f"{names} {_ECHO[word][len(group) > 1]}: it is itself the first "
-        f"recommendation for {last} of the test sequences, the item before it for {second}."
+        f"{opening} itself the first recommendation for {last} of the test sequences, the item "
+        f"before it for {second}."
     )
     kept = [answer for answer in group if answer.kept_by_partial and answer.kept_by_full]
     if kept:
@@ -196,6 +222,6 @@ def limits() -> str:
         "Words for the gap between the first two shares (HRLI@1 − HRL2I@1): strongly, if its "
         f"interval lies above {percent(STRONG)}; little, if below {percent(LITTLE)}; partly, "
         "otherwise. Words for shuffling: an order is hardly needed if the interval of what is "
-        f"kept lies above {percent(KEPT)}, needed if below, unclear otherwise. Reading aids, not "
-        "tests."
+        f"kept lies above {percent(KEPT)}, needed if below, unclear otherwise. Both are "
+        f"{IN_DOUBT} for a model that may not have learnt anything. Reading aids, not tests."
     )

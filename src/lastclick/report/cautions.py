@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lastclick.report.learning import K, Training, chance, hit_rate_near_chance, trainings
 from lastclick.report.numbers import Numbers, listing, percent, plural
 from lastclick.tabulation.layout import NOBODY
 from lastclick.titles import title
@@ -21,12 +22,60 @@ FEW_DRAWS = 1000
 def cautions(numbers: Numbers, settings: Mapping[str, Any]) -> list[str]:
     """Every warning that applies; ``settings``: params.yaml as a mapping."""
     return [
+        *_learning(numbers, settings),
         *_settings(settings),
         *_data(numbers, settings),
         *_hits(numbers),
         *_base_sets(numbers),
         *_left_out(numbers),
     ]
+
+
+def _learning(numbers: Numbers, settings: Mapping[str, Any]) -> Iterator[str]:
+    train = settings["train"]
+    for dataset in settings["run"]["datasets"]:
+        name = title(dataset)
+        found = trainings(numbers, dataset=dataset)
+        at_once = [training for training in found if training.best_at_once]
+        batch_size = train["batch_size_of"].get(dataset, train["batch_size"])
+        advice = (
+            f"Raise train.patience (now {plural(train['patience'], 'epoch')}), or make batches "
+            f"smaller with train.batch_size_of.{dataset} (now {plural(batch_size, 'user')}), so "
+            "that an epoch has more steps."
+        )
+        if at_once:
+            yield (
+                f"On {name} no epoch was better than the first in the training of "
+                f"{_names(at_once)}, so nothing may have been learnt. {advice}"
+            )
+        cut_short = [
+            training
+            for training in found
+            if training.cut_short(train["max_epochs"], train["patience"])
+        ]
+        if cut_short:
+            yield (
+                f"On {name} the training of {_names(cut_short)} reached train.max_epochs "
+                f"({train['max_epochs']}) before train.patience ran out, so there may have been "
+                "more to learn. Raise train.max_epochs."
+            )
+        for model in settings["run"]["models"]:
+            hit_rate = hit_rate_near_chance(numbers, dataset, model)
+            if hit_rate is not None:
+                # Weights that were given have no training to mend; nor is advice given twice.
+                mendable = any(training.model == model for training in found) and not any(
+                    training.model == model for training in at_once
+                )
+                yield (
+                    f"HR@{K} of {title(model)} on {name}, {hit_rate.value:.4f} "
+                    f"({hit_rate.low:.4f} to {hit_rate.high:.4f}), is not clearly above chance "
+                    f"({chance(numbers, dataset):.4f}, {K} over the number of items), so nothing "
+                    f"may have been learnt.{' ' + advice if mendable else ''}"
+                )
+
+
+def _names(found: Sequence[Training]) -> str:
+    return listing([f"{title(training.model)} (seed {training.seed})" for training in found])
 
 
 def _settings(settings: Mapping[str, Any]) -> Iterator[str]:
