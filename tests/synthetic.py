@@ -101,6 +101,8 @@ def _write_counts(root: Path, dataset: str, made_up: DataSet) -> None:
     interactions = round(users * made_up.mean_length)
     tables.write_json(
         {
+            "n_rows_read": interactions + 5,
+            "n_rows_rejected": 11,
             "n_users": users,
             "n_items": items,
             "n_interactions": interactions,

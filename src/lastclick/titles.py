@@ -23,6 +23,8 @@ _TITLES = {
     "average_length": "average length",
     "density_percent": "density (%)",
     "tie_share": "tie share",
+    "rows_read": "rows read",
+    "rows_rejected": "rows rejected",
     "train_interactions": "train interactions",
     "train_users": "train users",
     "validation_users": "validation users",

@@ -136,6 +136,14 @@ def test_warnings_and_reasons_are_there(text):
     assert text.count("a recurrent model has no attention block") >= 10
 
 
+def test_rejected_rows_are_told_where_the_data_is_described(text):
+    section = text[text.index('<section id="data"') :]
+    rows = 11 + 5 + round(SMALL["toys"].n_users * 4 * SMALL["toys"].mean_length)
+
+    assert f"<li>Toys leaves out 11 rejected rows of {rows:,} (" in section
+    assert "rows rejected</th>" in section
+
+
 def test_the_answer_gives_no_verdict_for_a_model_that_may_not_have_learnt(tabulated):
     training = tables.read_csv(tabulated / "tables/training.csv", TABLES["training"][0].schema)
     first = (pl.col("model") == "gru4rec") & (pl.col("quantity") == "best_epoch")

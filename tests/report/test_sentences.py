@@ -12,6 +12,7 @@ from lastclick.report.answer import Answer, answers, paragraph, short_answer
 from lastclick.report.cautions import cautions
 from lastclick.report.numbers import Estimate, Numbers, listing, percent, percents, plural
 from lastclick.report.readings import (
+    data_readings,
     mixing_readings,
     published_readings,
     recovery_readings,
@@ -28,6 +29,7 @@ SETTINGS = {
     },
     "evaluation": {"bootstrap_draws": 2000},
     "preprocess": {"ties": "source"},
+    "datasets": {"toys": {"raw": {"kind": "parquet"}}},
     "train": {"batch_size": 256, "batch_size_of": {}, "max_epochs": 300, "patience": 10},
     "models": {"sasrec": {"block": "post_ln"}},
     "split": {
@@ -369,6 +371,45 @@ def test_what_to_do_about_a_hit_rate_near_chance_is_said_once(rows, advised):
     found = cautions(numbers_of(training=rows, **accuracy_of(0.106, 100)), SETTINGS)
 
     assert ["Raise train.patience" in caution for caution in found] == advised
+
+
+def rows_of_source(read: int, rejected: int) -> Numbers:
+    counts = {"rows_read": read, "rows_rejected": rejected}
+    return numbers_of(
+        table1=[
+            {"dataset": "toys", "quantity": quantity, **counted(count)}
+            for quantity, count in counts.items()
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("read", "rejected", "sentence", "warned"),
+    [
+        (100, 0, None, False),
+        (9_900, 100, "Toys leaves out 100 rejected rows of 10,000 (1.0%; rejects: lenient)", False),
+        (9_899, 101, "Toys leaves out 101 rejected rows of 10,000 (1.0%; rejects: lenient)", True),
+        (700, 300, "Toys leaves out 300 rejected rows of 1,000 (30%; rejects: lenient)", True),
+    ],
+)
+def test_rejected_rows_are_told_and_many_of_them_call_for_care(read, rejected, sentence, warned):
+    numbers = rows_of_source(read, rejected)
+    expected = [] if sentence is None else [sentence]
+
+    assert list(data_readings(numbers, SETTINGS)) == [f"{text}." for text in expected]
+    found = cautions(numbers, SETTINGS)
+    assert [text.partition(". ")[0] for text in found] == (expected if warned else [])
+
+
+def test_of_sampled_users_the_rows_read_give_no_share():
+    raw = {"kind": "parquet", "sample_users": {"users": 20, "seed": 17}}
+    settings = SETTINGS | {"datasets": {"toys": {"raw": raw}}}
+    numbers = rows_of_source(700, 300)
+
+    assert list(data_readings(numbers, settings)) == [
+        "Toys leaves out 300 rejected rows (rejects: lenient)."
+    ]
+    assert cautions(numbers, settings) == []
 
 
 def test_a_run_with_nothing_to_warn_of():

@@ -116,6 +116,7 @@ def test_published_values_stand_beside_those_of_the_same_data_set_model_and_leve
     row = one(tabulated, "table4", dataset="toys", model="sasrec", row="hit at L-1, miss at L")
     assert row["published"] == 0.0185
     assert one(tabulated, "table1", dataset="toys", quantity="users")["published"] == 19412
+    assert one(tabulated, "table1", dataset="toys", quantity="rows_rejected")["value"] == 11
     # ML-100K is in none of the papers.
     for name in ("table1", "table2", "table3", "table4", "accuracy", "splits"):
         assert table(tabulated, name).filter(dataset="ml-100k")["published"].null_count() > 0

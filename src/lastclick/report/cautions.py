@@ -7,6 +7,7 @@ from typing import Any
 
 from lastclick.report.learning import K, Training, chance, hit_rate_near_chance, trainings
 from lastclick.report.numbers import Numbers, listing, percent, plural
+from lastclick.report.readings import rejected_rows
 from lastclick.tabulation.layout import NOBODY
 from lastclick.titles import title
 
@@ -17,6 +18,8 @@ SMALL_BASE_SET = 100
 # Above this share of neighbours with equal timestamps the source's own order matters.
 MANY_TIES = 0.1
 FEW_DRAWS = 1000
+# Above this share of rejected rows the data set may be another than its source.
+MANY_REJECTED = 0.01
 
 
 def cautions(numbers: Numbers, settings: Mapping[str, Any]) -> list[str]:
@@ -124,6 +127,12 @@ def _data(numbers: Numbers, settings: Mapping[str, Any]) -> Iterator[str]:
                 f"{percent(ties)} of neighbouring interactions in {name} have equal timestamps, so "
                 "their order, on which every result about order and the last item hangs, is the "
                 "source file's. Repeat with preprocess.ties: shuffled to see how much."
+            )
+        rejected = rejected_rows(numbers, settings, dataset)
+        if rejected is not None and rejected.share is not None and rejected.share > MANY_REJECTED:
+            yield (
+                f"{rejected}. Every number here is of the other rows; with rejects: strict the "
+                "run stops and names the first of those rejected."
             )
         off = [
             f"{row['quantity']} {row['value']:,.0f} (published {row['published']:,.0f})"

@@ -15,6 +15,7 @@ from lastclick.report.answer import MAY_NOT_CONCLUDE, answers, limits, paragraph
 from lastclick.report.cautions import cautions
 from lastclick.report.numbers import Numbers, listing, percent, plural
 from lastclick.report.readings import (
+    data_readings,
     mixing_readings,
     published_readings,
     recovery_readings,
@@ -132,6 +133,7 @@ def render(
         "mixing": tuple(mixing_readings(settings)),
         "scaling": tuple(scaling_readings(numbers)),
         "recovery": tuple(recovery_readings(numbers, published)),
+        "data": tuple(data_readings(numbers, settings)),
     }
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("lastclick"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -40,6 +41,54 @@ def mixing_readings(settings: Mapping[str, Any]) -> Iterator[str]:
                     f"The residual of {_name(dataset, model)} (layout {checkpoint['layout']}) is "
                     f"{_RESIDUALS[checkpoint['block']]}."
                 )
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """Rows of a data set's source that did not fit and were left out.
+
+    ``rows``: all rows of the source, or None where they are not known.
+    """
+
+    dataset: str
+    count: float
+    rows: float | None
+
+    @property
+    def share(self) -> float | None:
+        """The share of all rows."""
+        return None if self.rows is None else self.count / self.rows
+
+    def __str__(self) -> str:
+        of_all = "" if self.rows is None else f" of {self.rows:,.0f}"
+        share = "" if self.share is None else f"{percent(self.share)}; "
+        return (
+            f"{title(self.dataset)} leaves out {plural(self.count, 'rejected row')}{of_all} "
+            f"({share}rejects: lenient)"
+        )
+
+
+def rejected_rows(numbers: Numbers, settings: Mapping[str, Any], dataset: str) -> Rejected | None:
+    """What was rejected of a data set; None if that is nothing, or was not recorded.
+
+    ``settings``: params.yaml as a mapping.
+    """
+    keys = {"dataset": dataset}
+    count = numbers.count("table1", **keys, quantity="rows_rejected")
+    read = numbers.count("table1", **keys, quantity="rows_read")
+    if not count or read is None:
+        return None
+    # Rows are rejected before users are sampled, and those read are counted after it.
+    sampled = settings["datasets"][dataset]["raw"].get("sample_users")
+    return Rejected(dataset, count, None if sampled else read + count)
+
+
+def data_readings(numbers: Numbers, settings: Mapping[str, Any]) -> Iterator[str]:
+    """How many rows of each data set were rejected, where any were."""
+    for dataset in settings["run"]["datasets"]:
+        rejected = rejected_rows(numbers, settings, dataset)
+        if rejected is not None:
+            yield f"{rejected}."
 
 
 def scaling_readings(numbers: Numbers) -> Iterator[str]:

@@ -20,11 +20,12 @@ TABLE1 = Layout(
     across=("quantity",),
     digits={
         "users": 0, "items": 0, "interactions": 0, "average_length": 1, "density_percent": 2,
-        "days": 0, "tie_share": 3,
+        "days": 0, "tie_share": 3, "rows_read": 0, "rows_rejected": 0,
     },
     shows="Size of each data set after consecutive repeats are dropped and users and items with "
     "few interactions are filtered out. Equal counts mean that the same data went in. Tie share "
-    "is the share of neighbouring interactions of one user with equal timestamps.",
+    "is the share of neighbouring interactions of one user with equal timestamps. Rows read are "
+    "those of the source before all that, without the rejected ones, which did not fit its layout.",
     does_not_show="Equal counts do not prove equal order: where many neighbours share their "
     "timestamp, the order inside it is a choice of the source file.",
     published="residual dominance, Table 1",
@@ -108,8 +109,7 @@ def table1(study: Study) -> Iterator[Row]:
     for dataset in study.datasets:
         report = study.data[dataset]["interactions"]
         found = {
-            **report,
-            **{name: report[f"n_{name}"] for name in ("users", "items", "interactions")},
+            **{name.removeprefix("n_"): count for name, count in report.items()},
             "density_percent": 100 * report["density"],
         }
         yield from _counts(TABLE1, dataset, found, study.published.data_sets.values)
