@@ -1,9 +1,10 @@
-"""How every stage script is started from the command line."""
+"""How every stage script is started, and what its environment says."""
 
 from __future__ import annotations
 
 import argparse
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,3 +30,8 @@ def run(stage: Callable[..., None]) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+def incoming_folder() -> Path:
+    """Where users drop their files; the environment variable INCOMING_DIR names another folder."""
+    return Path(os.environ.get("INCOMING_DIR") or "data/incoming")

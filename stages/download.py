@@ -1,7 +1,6 @@
 """Get the raw file of one data set."""
 
 import difflib
-import os
 from pathlib import Path
 
 from pydantic import RootModel
@@ -10,9 +9,7 @@ from lastclick import params
 from lastclick.data.raw_formats import Raw
 from lastclick.data.sources import Source, fetch
 from lastclick.errors import UserError
-from stages.command import run
-
-INCOMING = "data/incoming"
+from stages.command import incoming_folder, run
 
 
 class Sources(RootModel[tuple[Source, ...]]):
@@ -33,8 +30,7 @@ def main(dataset: str) -> None:
     sources = params.validate_section(Sources, datasets[dataset].sources, f"{key}.sources").root
     # Not needed here, but better found wrong before the download than after.
     params.validate_section(Raw, datasets[dataset].raw, f"{key}.raw")
-    incoming = Path(os.environ.get("INCOMING_DIR") or INCOMING)
-    provenance = fetch(dataset, sources, Path("data/raw") / dataset, incoming)
+    provenance = fetch(dataset, sources, Path("data/raw") / dataset, incoming_folder())
     print(f"{dataset}: {provenance.file} ({provenance.size:,} bytes) from {provenance.source}")
 
 

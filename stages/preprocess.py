@@ -7,10 +7,11 @@ from pathlib import Path
 
 from lastclick import params, tables
 from lastclick.data.filtering import compare_with_expected, preprocess
-from lastclick.data.formats import read_interactions, sample_users
-from lastclick.data.provenance import read_provenance
-from lastclick.data.raw_formats import Raw
-from stages.command import run
+from lastclick.data.formats import RawTable, read_interactions, sample_users
+from lastclick.data.provenance import Provenance, read_provenance
+from lastclick.data.raw_formats import Raw, RawFormat
+from lastclick.errors import UserError
+from stages.command import incoming_folder, run
 
 FOLDER = Path("data/interactions")
 
@@ -26,7 +27,7 @@ def main(dataset: str) -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     # Beside the outputs and not in the system's temporary folder, which may be memory.
     with tempfile.TemporaryDirectory(dir=FOLDER, prefix=f".{dataset}.") as scratch:
-        table = read_interactions(source / provenance.file, layout, Path(scratch))
+        table = _read(dataset, source, provenance, layout, Path(scratch))
         rows = table.frame
         if declared.sample_users:
             rows = sample_users(rows, declared.sample_users)
@@ -50,6 +51,28 @@ def main(dataset: str) -> None:
             print(
                 f"warning: {dataset}: {difference} (datasets.{dataset}.expected)", file=sys.stderr
             )
+
+
+def _read(
+    dataset: str, source: Path, provenance: Provenance, layout: RawFormat, scratch: Path
+) -> RawTable:
+    """The raw file's rows; UserErrors name the dropped file, which DVC does not watch."""
+    path = source / provenance.file
+    if provenance.dropped is None:
+        return read_interactions(path, layout, scratch)
+    dropped = incoming_folder() / provenance.dropped.file
+    take_anew = f"`dvc repro -f download@{dataset}` and then `dvc repro`"
+    if provenance.dropped.has_changed(dropped.parent):
+        raise UserError(
+            f"{dropped} has changed since {path} was taken from it: run {take_anew} "
+            f"(or move {dropped} away to go on with what was taken)"
+        )
+    try:
+        return read_interactions(path, layout, scratch)
+    except UserError as error:
+        raise UserError(
+            f"{error}\n{path} was taken from {dropped}: if you mend that file, run {take_anew}"
+        ) from None
 
 
 if __name__ == "__main__":

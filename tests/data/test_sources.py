@@ -490,6 +490,27 @@ def test_a_dropped_parquet_cut_short_is_refused(incoming, raw_folder):
     assert not raw_folder.exists()
 
 
+def test_a_dropped_file_that_changes_later_is_noticed(incoming, raw_folder):
+    (incoming / "shop.csv").write_bytes(CONTENT)
+    dropped = fetch("shop", (), raw_folder, incoming).dropped
+    assert not dropped.has_changed(incoming)
+    for other in (CONTENT + b"1,a,2\n", CONTENT.replace(b"a", b"b")):
+        (incoming / "shop.csv").write_bytes(other)
+        assert dropped.has_changed(incoming)
+    (incoming / "shop.csv").unlink()
+    assert not dropped.has_changed(incoming)
+
+
+def test_a_dropped_archive_that_changes_later_is_noticed(incoming, raw_folder):
+    archive(incoming / "shop.zip", {"only.csv": CONTENT})
+    fetch("shop", (), raw_folder, incoming)
+    dropped = read_provenance(raw_folder).dropped
+    assert dropped.file == "shop.zip"
+    assert not dropped.has_changed(incoming)
+    archive(incoming / "shop.zip", {"only.csv": CONTENT.replace(b"a", b"b")})
+    assert dropped.has_changed(incoming)
+
+
 def test_two_dropped_files_are_one_too_many(incoming, raw_folder):
     for name in ("shop.csv", "shop.parquet"):
         (incoming / name).write_bytes(CONTENT)
@@ -533,6 +554,7 @@ def test_sources_are_tried_in_order(site, policy, incoming, raw_folder, caplog):
     found = fetch("shop", sources(*blocks), raw_folder, incoming, policy)
     assert found.source == site.url
     assert found.raw.kind == "json_lines"
+    assert found.dropped is None
     assert whole_files(raw_folder.parent) == ["shop/clicks.csv", "shop/source.json"]
     assert f"not from {gone}: cannot connect" in caplog.text
     assert "never.invalid" not in caplog.text

