@@ -28,9 +28,10 @@ def main(dataset: str) -> None:
         raise UserError(f"params.yaml defines no data set {dataset!r}{hint}")
     key = f"datasets.{dataset}"
     sources = params.validate_section(Sources, datasets[dataset].sources, f"{key}.sources").root
-    # Not needed here, but better found wrong before the download than after.
-    params.validate_section(Raw, datasets[dataset].raw, f"{key}.raw")
-    provenance = fetch(dataset, sources, Path("data/raw") / dataset, incoming_folder())
+    # Hardly needed here, but better found wrong before the download than after.
+    declared = params.validate_section(Raw, datasets[dataset].raw, f"{key}.raw").root
+    folder = Path("data/raw") / dataset
+    provenance = fetch(dataset, sources, folder, incoming_folder(), declared=declared)
     print(f"{dataset}: {provenance.file} ({provenance.size:,} bytes) from {provenance.source}")
 
 

@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from lastclick.data.archives import UnpackLimits, extract_member, member_names
 from lastclick.data.https import DownloadFailed, Policy, download, is_public
 from lastclick.data.provenance import read_provenance
+from lastclick.data.raw_formats import RawFormat
 from lastclick.data.sources import ManualSource, Source, fetch
 from lastclick.errors import UserError
 
@@ -525,6 +526,63 @@ def test_a_dropped_file_of_an_unknown_kind_is_named(incoming, raw_folder, name):
         fetch("shop", (), raw_folder, incoming)
 
 
+OWN = {"kind": "delimited", "separator": ";", "user": "customer", "item": "product", "time": "day"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        (OWN, "delimited, with the columns 'customer', 'product', 'day'."),
+        (
+            OWN | {"time_offset": {"column": "clock", "unit": "ms"}},
+            "delimited, with the columns 'customer', 'product', 'day', 'clock'.",
+        ),
+        (OFFICIAL, "json_lines, with the keys 'u', 'i', 't'."),
+    ],
+)
+def test_ones_own_file_is_asked_for_as_it_is_described(incoming, raw_folder, layout, expected):
+    declared = TypeAdapter(RawFormat).validate_python(layout)
+    with pytest.raises(UserError) as caught:
+        fetch("shop", (), raw_folder, incoming, declared=declared)
+    assert f"as datasets.shop.raw of params.yaml says: {expected}" in str(caught.value)
+    assert "user_id" not in str(caught.value)
+    with pytest.raises(UserError, match="CSV file with the columns user_id, item_id, timestamp"):
+        fetch("shop", KNOWN, raw_folder, incoming, declared=declared)
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        ("my_shop.csv", "my-shop.csv"),
+        ("My-Shop.CSV.gz", "my-shop.csv.gz"),
+        ("myshop.parquet", "my-shop.parquet"),
+        ("my-shop", "my-shop.<extension>"),
+    ],
+)
+@pytest.mark.parametrize("known", [(), KNOWN])
+def test_a_file_of_nearly_the_right_name_is_suggested(incoming, raw_folder, known, found, wanted):
+    for name in (found, "toys.csv", ".my-shop.csv.swp"):
+        (incoming / name).write_bytes(CONTENT)
+    with pytest.raises(UserError) as caught:
+        fetch("my-shop", known, raw_folder, incoming)
+    hint = f"Found {incoming / found}; did you mean that? Then name it {wanted}."
+    assert str(caught.value).endswith(hint)
+
+
+def test_files_of_other_data_sets_and_folders_are_not_suggested(incoming, raw_folder):
+    (incoming / "ml-1m.zip").write_bytes(CONTENT)
+    (incoming / "ml_100k").mkdir()
+    with pytest.raises(UserError) as caught:
+        fetch("ml-100k", (), raw_folder, incoming)
+    assert "did you mean" not in str(caught.value)
+
+
+def test_an_extension_in_capitals_says_so(incoming, raw_folder):
+    (incoming / "shop.CSV").write_bytes(CONTENT)
+    with pytest.raises(UserError, match=r"shop\.CSV: name it shop\.csv"):
+        fetch("shop", (), raw_folder, incoming)
+
+
 def test_a_dropped_archive_gives_the_member_that_a_source_names(incoming, raw_folder):
     archive(incoming / "shop.zip", {"x/readme.txt": b"hello", "x/views.csv": CONTENT})
     by_hand = {"manual": "Ask.", "member": "x/views.csv", "raw": OFFICIAL}
@@ -599,7 +657,7 @@ def test_what_is_there_survives_a_failure(incoming, raw_folder):
     (incoming / "shop.csv").write_bytes(CONTENT)
     before = fetch("shop", (), raw_folder, incoming)
     (incoming / "shop.csv").unlink()
-    with pytest.raises(UserError, match="has to be fetched by hand"):
+    with pytest.raises(UserError, match="its file is missing"):
         fetch("shop", (), raw_folder, incoming)
     assert read_provenance(raw_folder) == before
     (incoming / "shop.tsv").write_bytes(b"new")

@@ -69,6 +69,11 @@ def test_ones_own_data_set_needs_no_source(repository):
     assert read_provenance(repository / "data/raw/shop").raw is None
 
 
+def test_ones_own_missing_file_is_asked_for_with_its_columns(repository):
+    with pytest.raises(UserError, match=r"datasets\.shop\.raw .* with the columns 'u', 'i', 't'"):
+        main("shop")
+
+
 def test_ones_own_layout_wins_over_columns_with_the_usual_names(repository):
     (repository / "data/incoming/shop.csv").write_text(
         "session_id,user_id,item_id,timestamp\n1,2,3,4\n"

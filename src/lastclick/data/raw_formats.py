@@ -56,6 +56,10 @@ class _Columns(_Block):
     rejects: Literal["strict", "lenient"] = "strict"
     sample_users: UserSample | None = None
 
+    def column_names(self) -> list[str]:
+        """The columns (or keys) that are read."""
+        return [self.user, self.item, self.time]
+
     @model_validator(mode="after")
     def _time_format_is_known(self) -> _Columns:
         named = self.time_format in ("auto", "iso", "s", "ms", "us", "ns")
@@ -93,6 +97,10 @@ class Delimited(_Text):
     quote: Annotated[str, StringConstraints(min_length=1, max_length=1)] | None = '"'
     columns: tuple[Name, ...] | None = None
     time_offset: TimeOffset | None = None
+
+    def column_names(self) -> list[str]:
+        """As of every layout, and the second time column where there is one."""
+        return super().column_names() + ([self.time_offset.column] if self.time_offset else [])
 
     @model_validator(mode="after")
     def _can_be_told_apart(self) -> Delimited:

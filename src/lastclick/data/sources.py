@@ -6,6 +6,7 @@ one after the other. What is accepted is whole and checked, or nothing is.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import re
@@ -105,11 +106,13 @@ def fetch(
     destination: Path,
     incoming: Path,
     policy: Policy | None = None,
+    declared: RawFormat | None = None,
 ) -> Provenance:
     """Get the raw file of ``dataset`` into the folder ``destination``, with a record of its origin.
 
     The folder appears, or is replaced, only when everything in it is complete and checked. Raises
-    UserError when nothing works; the message has the reason for each source and what to do.
+    UserError when nothing works; the message has the reason for each source and what to do. A
+    data set without sources is the user's own, and its file has to be laid out as ``declared``.
     """
     # Beside the destination, which DVC tracks; partial downloads stay there for the next run.
     work = destination.with_name(f".{destination.name}.partial")
@@ -121,7 +124,8 @@ def fetch(
         if dropped is not None:
             provenance = _take_dropped(dropped, sources, staged)
         else:
-            provenance = _first_that_works(dataset, sources, staged, work, incoming, policy)
+            by_hand = _how_to_drop(dataset, incoming, None if sources else declared)
+            provenance = _first_that_works(dataset, sources, staged, work, policy, by_hand)
         write_provenance(provenance, staged)
         if destination.exists():
             shutil.rmtree(destination)
@@ -148,11 +152,43 @@ def _dropped_file(dataset: str, incoming: Path) -> Path | None:
         names = ", ".join(path.name for path in usable)
         raise UserError(f"{incoming} holds several files for {dataset!r}: {names}; keep one")
     if not usable and named:
+        name = dataset + named[0].name[len(dataset) :].lower()
+        if _DROPPABLE.match(name[len(dataset) :]):
+            raise UserError(f"{named[0]}: name it {name} (extensions are in lower case)")
         raise UserError(
             f"{named[0]}: not a kind of file that can be read. Known: .parquet, .zip, and "
             f"{', '.join('.' + layout for layout in _LAYOUTS[1:])}, plain or with .gz or .zst"
         )
     return usable[0] if usable else None
+
+
+def _how_to_drop(dataset: str, incoming: Path, own: RawFormat | None) -> str:
+    """What to put where; ``own`` is the layout of a user's own data set, read in no other."""
+    place = f"{incoming / dataset}.<extension>"
+    if own is None:
+        ask = (
+            "Put the original file, or a Parquet or CSV file with the columns user_id, item_id, "
+            f"timestamp, at {place} and run again."
+        )
+    else:
+        parts = "keys" if own.kind in ("json_lines", "python_lines") else "columns"
+        names = ", ".join(map(repr, own.column_names()))
+        ask = (
+            f"Put your file at {place} and run again. It has to be as datasets.{dataset}.raw of "
+            f"params.yaml says: {own.kind}, with the {parts} {names}."
+        )
+    stems = {
+        path.name.partition(".")[0].lower(): path.name
+        for path in sorted(incoming.glob("[!.]*"))
+        if path.is_file()
+    }
+    # Names that share a beginning only (ml-100k, ml-1m) are below this cutoff.
+    near = difflib.get_close_matches(dataset.lower(), stems, n=1, cutoff=0.7)
+    if not near:
+        return ask
+    name = stems[near[0]]
+    wanted = dataset + (name[len(near[0]) :].lower() or ".<extension>")
+    return f"{ask}\nFound {incoming / name}; did you mean that? Then name it {wanted}."
 
 
 def _take_dropped(path: Path, sources: Sequence[Source], staged: Path) -> Provenance:
@@ -221,8 +257,8 @@ def _first_that_works(
     sources: Sequence[Source],
     staged: Path,
     work: Path,
-    incoming: Path,
     policy: Policy | None,
+    by_hand: str,
 ) -> Provenance:
     failures, instructions = [], []
     for source in sources:
@@ -235,11 +271,10 @@ def _first_that_works(
         except (DownloadFailed, UserError) as error:
             failures.append(f"  {describe(source)}: {error}")
             logger.warning("%s: not from %s: %s", dataset, describe(source), error)
-    problem = "no source worked:" if failures else "it has to be fetched by hand."
-    by_hand = (
-        "Put the original file, or a Parquet or CSV file with the columns user_id, item_id, "
-        f"timestamp, at {incoming / dataset}.<extension> and run again."
-    )
+    if failures:
+        problem = "no source worked:"
+    else:
+        problem = "it has to be fetched by hand." if sources else "its file is missing."
     lines = [f"data set {dataset!r}: {problem}", *failures, *instructions, by_hand]
     raise UserError("\n".join(lines))
 
