@@ -7,6 +7,7 @@ import string
 import subprocess
 import sys
 import textwrap
+import zipfile
 from pathlib import Path
 
 import polars as pl
@@ -193,6 +194,30 @@ def test_another_encoding_than_stated_names_the_lines(csv_file):
 def test_utf_16_is_recognised_by_its_mark(csv_file):
     message = refusal(csv_file, (HEADER + "1,a,100\n").encode("utf-16"), **CSV)
     assert "`encoding: utf-16`" in message
+
+
+@pytest.mark.parametrize("kind", ["delimited", "recbole", "json_lines", "python_lines"])
+@pytest.mark.parametrize("n_rows", [0, 1, 1009])
+def test_parquet_read_as_text_says_so(tmp_path, kind, n_rows):
+    path = tmp_path / "clicks.csv"
+    pl.DataFrame({"user_id": range(n_rows), "item_id": range(n_rows)}).write_parquet(path)
+    raw = CSV if kind == "delimited" else {"kind": kind, **COLUMNS}
+    for encoding in ("utf-8", "cp1252"):
+        message = refusal(path, path.read_bytes(), **raw, encoding=encoding)
+        assert "is a Parquet file: write `kind: parquet`" in message
+
+
+def test_a_workbook_or_archive_read_as_text_says_so(csv_file):
+    with zipfile.ZipFile(csv_file, "w", zipfile.ZIP_DEFLATED) as workbook:
+        workbook.writestr("xl/workbook.xml", HEADER)
+    for content in (csv_file.read_bytes(), gzip.compress(csv_file.read_bytes())):
+        message = refusal(csv_file, content, **CSV)
+        assert "is a ZIP archive or an Excel workbook: export" in message
+
+
+def test_text_that_begins_like_the_magic_of_parquet(csv_file):
+    content = "PAR1," + HEADER + "x,1,a,100\n"
+    assert rows_of(csv_file, content, **CSV) == [("1", "a", 100)]
 
 
 def test_mixed_separators_name_the_lines(csv_file):

@@ -29,6 +29,14 @@ MAX_RATIO = 250
 MAX_RATIO_APPLIES_FROM = 1 << 30
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+# What the first bytes of files that are no text say. Parquet's magic is text; a page or the footer,
+# which follow it, begin with the byte 0x15.
+_BINARY = {
+    b"PAR1\x15": "a Parquet file: write `kind: parquet` in its raw: block, without the keys that "
+    "are for text only (separator, quote, columns, encoding, missing)",
+    b"PK\x03\x04": "a ZIP archive or an Excel workbook: export a workbook as CSV, and let the name "
+    "of an archive end in .zip, or unpack it",
+}
 _UTF8_BOM, _UTF16_BOMS = codecs.BOM_UTF8, (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -59,8 +67,8 @@ def read_blocks(
 ) -> Iterator[Block]:
     """Cut the file at ``path`` into blocks of whole lines, unpacking gzip and zstd on the way.
 
-    Raises UserError for a file that is empty, cut short, packed to more than can be honest, not
-    in ``encoding``, or that has a line longer than ``max_line`` bytes.
+    Raises UserError for a file that is empty, binary (Parquet, ZIP), cut short, packed to more than
+    can be honest, not in ``encoding``, or that has a line longer than ``max_line`` bytes.
     """
     line = 1
     pending = b""
@@ -125,7 +133,7 @@ def _decode(
 
 def _text_chunks(path: Path, encoding: str, size: int) -> Iterator[bytes]:
     """UTF-8 bytes of the file: as they are, or converted from ``encoding``."""
-    chunks = _unpacked_chunks(path, size)
+    chunks = _without_binary(path, _unpacked_chunks(path, size))
     if encoding == "utf-8":
         for number, chunk in enumerate(chunks):
             if number == 0 and chunk.startswith(_UTF16_BOMS):
@@ -142,6 +150,15 @@ def _text_chunks(path: Path, encoding: str, size: int) -> Iterator[bytes]:
         yield decoder.decode(b"", final=True).encode("utf-8")
     except UnicodeError as error:
         raise UserError(f"{path} is not {encoding} text: {error}") from None
+
+
+def _without_binary(path: Path, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    for number, chunk in enumerate(chunks):
+        if number == 0:
+            for magic, meaning in _BINARY.items():
+                if chunk.startswith(magic):
+                    raise UserError(f"{path} is {meaning}")
+        yield chunk
 
 
 def _unpacked_chunks(path: Path, size: int) -> Iterator[bytes]:
