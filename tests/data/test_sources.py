@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import http.server
 import ipaddress
+import os
 import socket
 import ssl
 import sys
@@ -524,6 +525,32 @@ def test_a_dropped_file_of_an_unknown_kind_is_named(incoming, raw_folder, name):
     (incoming / name).write_bytes(CONTENT)
     with pytest.raises(UserError, match=rf"{name}: not a kind of file that can be read"):
         fetch("shop", (), raw_folder, incoming)
+
+
+@pytest.mark.parametrize("name", ["shop.csv", "shop.zip"])
+@pytest.mark.parametrize(
+    ("put", "reason"),
+    [
+        (lambda path: path.mkdir(), "is a folder: put the file itself there"),
+        (lambda path: path.symlink_to("gone.csv"), "is a link to gone.csv, where there is no file"),
+        (lambda path: path.symlink_to(path.parent), "where there is no file"),
+        (lambda path: path.symlink_to(path), "where there is no file"),
+        (lambda path: os.mkfifo(path), "is not a regular file"),
+    ],
+    ids=["folder", "dangling link", "link to a folder", "link to itself", "pipe"],
+)
+def test_what_is_no_file_in_the_incoming_folder_says_so(incoming, raw_folder, name, put, reason):
+    put(incoming / name)
+    with pytest.raises(UserError) as caught:
+        fetch("shop", (), raw_folder, incoming)
+    assert str(caught.value).startswith(f"{incoming / name} is ")
+    assert reason in str(caught.value)
+
+
+def test_a_link_to_a_file_is_followed(incoming, raw_folder, tmp_path):
+    (tmp_path / "clicks.csv").write_bytes(CONTENT)
+    (incoming / "shop.csv").symlink_to(tmp_path / "clicks.csv")
+    assert fetch("shop", (), raw_folder, incoming).sha256 == SHA256
 
 
 OWN = {"kind": "delimited", "separator": ";", "user": "customer", "item": "product", "time": "day"}

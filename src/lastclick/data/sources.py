@@ -159,7 +159,15 @@ def _dropped_file(dataset: str, incoming: Path) -> Path | None:
             f"{named[0]}: not a kind of file that can be read. Known: .parquet, .zip, and "
             f"{', '.join('.' + layout for layout in _LAYOUTS[1:])}, plain or with .gz or .zst"
         )
+    if usable and not usable[0].is_file():
+        raise UserError(f"{usable[0]} {_why_no_file(usable[0])}: put the file itself there")
     return usable[0] if usable else None
+
+
+def _why_no_file(path: Path) -> str:
+    if path.is_symlink():
+        return f"is a link to {path.readlink()}, where there is no file"
+    return "is a folder" if path.is_dir() else "is not a regular file"
 
 
 def _how_to_drop(dataset: str, incoming: Path, own: RawFormat | None) -> str:
