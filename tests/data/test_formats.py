@@ -187,8 +187,36 @@ def test_other_encodings_when_stated(csv_file, encoding):
 
 def test_another_encoding_than_stated_names_the_lines(csv_file):
     content = (HEADER + "1,a,100\n1,café,200\n").encode("latin-1")
-    assert "line 3: not utf-8 text" in refusal(csv_file, content, **CSV)
+    message = refusal(csv_file, content, **CSV)
+    assert "line 3: not utf-8 text; state its `encoding:` in the raw: block" in message
     assert rows_of(csv_file, content, **CSV, rejects="lenient") == [("1", "a", 100)]
+
+
+@pytest.mark.parametrize("kind", ["json_lines", "python_lines"])
+def test_another_encoding_of_records_names_the_key(csv_file, kind):
+    content = '{"user_id": "café", "item_id": 2, "timestamp": 3}\n'.encode("latin-1")
+    message = refusal(csv_file, content, kind=kind, **COLUMNS)
+    assert "line 1: not utf-8 text; state its `encoding:`" in message
+
+
+@pytest.mark.parametrize("rows", ["", "1,a,100\n", "1,café,100\n"])
+def test_another_encoding_of_the_header_is_not_taken_for_its_absence(csv_file, rows):
+    content = ("\nuser_id,item_id,timestamp,préfecture\n" + rows).encode("latin-1")
+    for rejects in ("strict", "lenient"):
+        message = refusal(csv_file, content, **CSV, rejects=rejects)
+        assert "line 2: not utf-8 text; state its `encoding:`" in message
+
+
+def test_another_encoding_of_a_recbole_header(csv_file):
+    content = "user_id:token\titem_id:token\ttimestamp:float\tpréfecture:token\n".encode("cp1252")
+    message = refusal(csv_file, content, kind="recbole", **COLUMNS)
+    assert "line 1: not utf-8 text; state its `encoding:`" in message
+
+
+def test_rows_without_header_of_another_encoding_are_no_empty_file(csv_file):
+    content = "café,a,100\n".encode("latin-1")
+    message = refusal(csv_file, content, **CSV, columns=list(COLUMNS.values()))
+    assert "line 1: not utf-8 text" in message
 
 
 def test_utf_16_is_recognised_by_its_mark(csv_file):
@@ -400,6 +428,35 @@ def test_times_that_are_recognised(csv_file, text, seconds):
 def test_times_that_are_not(csv_file, text):
     content = HEADER + f"1,a,{text}\n"
     assert f"line 2: {text!r} is not a time" in refusal(csv_file, content, **CSV)
+
+
+@pytest.mark.parametrize(
+    ("times", "bad", "expected"),
+    [
+        (
+            ["0", "1700000000", "2023-11-14"],
+            2,
+            "auto, which is s here because of line 3: 1700000000)",
+        ),
+        (["1700000000000", "12.3.2023"], 1, "is ms here because of line 2: 1700000000000)"),
+        (["soon", "2023-11-14", "1700000000"], 0, "iso here because of line 3: '2023-11-14')"),
+        (["soon", "2023-11-14", "1700000000"], 2, "iso here because of line 3: '2023-11-14')"),
+        (["14/11/2023"], 0, "is not a time (time_format: auto)"),
+    ],
+)
+def test_a_time_unlike_the_others_says_which_one_decided(csv_file, times, bad, expected):
+    content = HEADER + "".join(f"1,a,{time}\n" for time in times)
+    lines = refusal(csv_file, content, **CSV).split("\n")
+    [line] = [line for line in lines if f"line {bad + 2}: '{times[bad]}' is not a time" in line]
+    assert expected in line
+    stated = refusal(csv_file, content, **CSV, time_format="%d %m %Y")
+    assert "(time_format: %d %m %Y)" in stated
+
+
+def test_a_text_time_of_parquet_unlike_the_others_says_which_one_decided(tmp_path):
+    path = parquet(tmp_path / "t.parquet", timestamp=["2023-11-14", "1700000000"])
+    with pytest.raises(UserError, match="which is iso here because of row 1: '2023-11-14'"):
+        read(path, **PARQUET)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import polars as pl
 
 from lastclick.data.raw_formats import Delimited, Recbole
 from lastclick.data.rejects import Rejects
-from lastclick.data.text_lines import MAX_LINE_BYTES, Block, read_blocks
+from lastclick.data.text_lines import MAX_LINE_BYTES, NOT_UTF8, Block, read_blocks
 from lastclick.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -32,9 +32,12 @@ def read_delimited(path: Path, raw: Delimited, rejects: Rejects) -> Iterator[pl.
     for block in read_blocks(path, raw.encoding):
         lines = block.lines()
         if table is None:
-            if lines.is_empty():
+            if lines.is_empty() and not block.undecodable:
                 continue
             if raw.columns is None:
+                first_text = lines["line"].first()
+                if block.undecodable and not (first_text and first_text < block.undecodable[0]):
+                    raise UserError(f"{path}, line {block.undecodable[0]}: {NOT_UTF8}")
                 header, lines = lines["text"][0], lines[1:]
                 table = _Table(path, raw, _header_names(path, header, raw))
             else:
@@ -46,7 +49,10 @@ def read_delimited(path: Path, raw: Delimited, rejects: Rejects) -> Iterator[pl.
 
 def read_recbole(path: Path, raw: Recbole, rejects: Rejects) -> Iterator[pl.DataFrame]:
     """As ``read_delimited``, for RecBole's ``name:type`` headers."""
-    header = next(read_blocks(path, raw.encoding)).text.split("\n", 1)[0]
+    first = next(read_blocks(path, raw.encoding))
+    if first.first_line in first.undecodable:
+        raise UserError(f"{path}, line {first.first_line}: {NOT_UTF8}")
+    header = first.text.split("\n", 1)[0]
     types = dict(field.rpartition(":")[::2] for field in header.split("\t"))
     if "" in types:
         raise UserError(
@@ -126,7 +132,7 @@ class _Table:
     def batch(self, block: Block, lines: pl.DataFrame, rejects: Rejects) -> pl.DataFrame:
         """The whole rows of ``block``, of which ``lines`` are the lines that hold rows."""
         for line in block.undecodable:
-            rejects.add(line, f"not {self._raw.encoding} text")
+            rejects.add(line, NOT_UTF8)
         text = pl.col("text")
         if "\0" in block.text or "\r" in block.text:
             odd = text.str.contains("[\0\r]")

@@ -137,8 +137,7 @@ def _typed(
             batch = batch.filter(~marked)
     batch = batch.with_columns(times.read_text(batch["time"], batch["line"]).alias("timestamp"))
     untimed = pl.col("timestamp").is_null()
-    reason = f"is not a time (time_format: {raw.time_format})"
-    rejects.add_all(batch.filter(untimed), reason, "time")
+    rejects.add_all(batch.filter(untimed), f"is not a time ({times.format_words})", "time")
     batch = batch.filter(~untimed)
     if "offset" in batch.columns:
         batch = _with_offset(batch, TICKS[raw.time_offset.unit], times.ticks_per_second, rejects)

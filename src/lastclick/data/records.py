@@ -13,7 +13,7 @@ import polars as pl
 
 from lastclick.data.raw_formats import JsonLines, PythonLines
 from lastclick.data.rejects import Rejects
-from lastclick.data.text_lines import read_blocks
+from lastclick.data.text_lines import NOT_UTF8, read_blocks
 from lastclick.errors import UserError
 
 _SCHEMA = {"line": pl.Int64, "user": pl.String, "item": pl.String, "time": pl.String}
@@ -56,7 +56,7 @@ def _read_records(
     other_keys: list[str] = []
     for block in read_blocks(path, raw.encoding):
         for line in block.undecodable:
-            rejects.add(line, f"not {raw.encoding} text")
+            rejects.add(line, NOT_UTF8)
         rows = []
         with warnings.catch_warnings():
             # An odd backslash in somebody's review makes the compiler warn.

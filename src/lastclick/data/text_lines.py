@@ -37,6 +37,8 @@ _BINARY = {
     b"PK\x03\x04": "a ZIP archive or an Excel workbook: export a workbook as CSV, and let the name "
     "of an archive end in .zip, or unpack it",
 }
+#: Said of an undecodable line. In another encoding than UTF-8, the whole file is refused instead.
+NOT_UTF8 = "not utf-8 text; state its `encoding:` in the raw: block (cp1252 or latin-1, say)"
 _UTF8_BOM, _UTF16_BOMS = codecs.BOM_UTF8, (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 

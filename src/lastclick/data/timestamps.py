@@ -48,6 +48,15 @@ class TimeReader:
         self._row_word = row_word
         self._first_number: tuple[int, int] | None = None
         self._first_time: tuple[int, str, bool] | None = None
+        self._format_words = f"time_format: {time_format}"
+
+    @property
+    def format_words(self) -> str:
+        """The ``time_format`` for messages and, if it is auto, what was recognised from which row.
+
+        Final for a row after ``read_text`` has seen it.
+        """
+        return self._format_words
 
     @property
     def ticks_per_second(self) -> int:
@@ -64,7 +73,7 @@ class TimeReader:
             like = pl.col("text").str.contains
             first = frame.filter(like(_NUMBER) | like(_ISO)).head(1)
             if len(first) and first["text"].str.contains(_ISO)[0]:
-                self._format = "iso"
+                self._recognise("iso", first["row"][0], first["text"][0])
         if self._format == "iso":
             return self._iso_ticks(frame)
         if "%" in self._format:
@@ -84,7 +93,7 @@ class TimeReader:
                 self._first_number = (row, number)
                 if self._format == "auto":
                     self._refuse_date_digits(row, number)
-                    self._format = unit
+                    self._recognise(unit, row, number)
                 elif _UNITS.index(unit) > _UNITS.index(self._format):
                     raise UserError(
                         f"{self._where}, {self._row_word} {row}: timestamp {number} looks like "
@@ -97,6 +106,12 @@ class TimeReader:
                     f"{_NAMES[unit]}, {self._row_word} {first_row} ({first_number}) like "
                     f"{_NAMES[_unit_of(first_number)]}: mixed units. Convert the column to one unit"
                 )
+
+    def _recognise(self, time_format: str, row: int, value: str | int) -> None:
+        """Settle what ``auto`` means for this file, from the ``value`` of one row."""
+        self._format = time_format
+        self._format_words += f", which is {time_format} here because of {self._row_word} {row}: "
+        self._format_words += repr(value)
 
     def _refuse_date_digits(self, row: int, number: int) -> None:
         """20231114 is a day in November to its writer, and one in August 1970 in seconds."""
