@@ -455,7 +455,7 @@ def dropped_files():
     typed = "user_id:token\titem_id:token\ttimestamp:float\n1\t2\t3\n"
     yield "shop.csv", text.encode(), ("delimited", ",")
     yield "shop.csv", b"\xef\xbb\xbf" + text.encode(), ("delimited", ",")
-    yield "shop.csv.gz", gzip.compress(text.encode()), ("delimited", ",")
+    yield "shop.csv.gz", gzip.compress(text.encode(), mtime=0), ("delimited", ",")
     yield "shop.tsv", tabs.encode(), ("delimited", "\t")
     yield "shop.inter", typed.encode(), ("recbole", None)
     yield "shop.csv", text.replace("user_id", "who").encode(), None
