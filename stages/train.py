@@ -1,11 +1,11 @@
 """Train one model with one seed."""
 
-import math
 import sys
 from pathlib import Path
 
 from lastclick import params, tables
 from lastclick.artifacts import save_model
+from lastclick.training import steps_of_epoch, usable_users
 from stages.cells import Cell
 from stages.command import run
 from stages.given import is_given, take_checkpoint
@@ -43,10 +43,9 @@ def main(dataset: str, model: str, seed: int) -> None:
 
 def warn_of_few_steps(trainable: Trainable, label: str) -> None:
     """Say on stderr if an epoch has few steps, and what to do about it."""
-    # As in training, which leaves out users with a single interaction.
-    users = int((trainable.training.lengths >= 2).sum())
+    users = len(usable_users(trainable.training))
     batch_size, patience = trainable.settings.batch_size, trainable.settings.patience
-    steps = math.ceil(users / batch_size)
+    steps = steps_of_epoch(users, batch_size)
     if 0 < steps < FEW_STEPS:
         print(
             f"{label}: an epoch has only {steps} step{'s' if steps > 1 else ''} ({users} users, "

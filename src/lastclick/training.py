@@ -187,7 +187,7 @@ def fit(
     validation score stops being a number, when memory runs out, and while another process trains
     in ``cell``.
     """
-    usable = np.flatnonzero(training.lengths >= 2)
+    usable = usable_users(training)
     if len(usable) == 0:
         raise UserError(
             "the training set is empty: no user has two interactions to learn from; check "
@@ -215,6 +215,16 @@ def fit(
             numbers = {name: value for name, value in vars(fitted).items() if name != "weights"}
             checkpoints.save_final(fitted.weights, numbers)
         return fitted
+
+
+def usable_users(training: Sequences) -> np.ndarray:
+    """Rows of the users who can be learnt from: they have two interactions or more."""
+    return np.flatnonzero(training.lengths >= 2)
+
+
+def steps_of_epoch(n_users: int, batch_size: int) -> int:
+    """How many batches an epoch has; the last one may be short."""
+    return math.ceil(n_users / batch_size)
 
 
 def _with_effective_precision(settings: Settings, fabric: Fabric, label: str) -> Settings:
@@ -361,7 +371,7 @@ class _Trainer:
         self.fabric = job.fabric
         self.checkpoints = checkpoints
         self.checkpoint_seconds = checkpoint_seconds
-        self.n_steps = math.ceil(len(job.training) / job.settings.batch_size)
+        self.n_steps = steps_of_epoch(len(job.training), job.settings.batch_size)
 
         _seed_generators(self.fabric.device, _WEIGHTS, job.seed)
         self.model = build_model(job.model_name, job.config, job.n_items)

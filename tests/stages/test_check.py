@@ -42,6 +42,7 @@ def test_the_repositorys_own_file_has_no_slip(capsys):
     [
         (("run", "seeds"), [17, 17], r"run\.seeds: names 17 more than once"),
         (("run", "models"), ["sasreq"], "unknown model 'sasreq'; did you mean 'sasrec'"),
+        (("models", "sasrec", "block"), "pre_ln", r"models\.sasrec\.block"),  # imported.py's alone
         (("models", "duorec", "cross", "wait"), 0.1, r"models\.duorec\.cross\.wait: unknown key"),
         (("datasets", "toys", "raw", "kind"), "jason_lines", r"datasets\.toys\.raw"),
         (("datasets", "toys", "sources"), [{"uri": "x"}], r"datasets\.toys\.sources"),

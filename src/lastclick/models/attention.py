@@ -26,7 +26,7 @@ from lastclick.data.sequences import Batch, Queries
 from lastclick.models.base import Recommender
 from lastclick.models.layers import Dropout, gather_rows, gather_rows_back
 
-BlockKind = Literal["post_ln", "classic", "pre_ln"]  # the last in imported.py alone
+BlockKind = Literal["post_ln", "classic"]
 Activation = Literal["gelu", "relu"]
 Shape = tuple[int, int]  # sequences * heads, width
 
@@ -210,11 +210,12 @@ class Block(nn.Module):
     """One transformer layer of either kind; see the module's docstring for the formulas.
 
     ``attention_norm`` and ``feed_forward_norm`` stand where the block kind puts them: after the
-    sums in ``post_ln``; before attention and before the feed-forward network in ``classic``.
+    sums in ``post_ln``; before attention and before the feed-forward network in ``classic``. The
+    kind ``pre_ln`` is for the block of ``imported.py``, which attends by itself.
     """
 
     def __init__(
-        self, kind: BlockKind, hidden_size: int, inner_size: int, n_heads: int,
+        self, kind: BlockKind | Literal["pre_ln"], hidden_size: int, inner_size: int, n_heads: int,
         activation: Activation, dropout: float, *, causal: bool = True,
         norm_eps: float = LAYER_NORM_EPS,
     ):  # fmt: skip
