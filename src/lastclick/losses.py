@@ -24,9 +24,9 @@ from torch import Tensor
 Reduction = Literal["mean", "sum"]
 Precision = Literal["fp32", "bf16"]
 
-# Logits held at once, in numbers. On a CPU 3 million are enough tokens for efficient matrix
+# Logits held at once, in numbers. On a CPU 4.5 million are enough tokens for efficient matrix
 # products, and few enough to stay in the cache from one pass to the next. A GPU wants larger work.
-_CHUNK_LOGITS = {"cpu": 3_000_000, "cuda": 64_000_000}
+_CHUNK_LOGITS = {"cpu": 4_500_000, "cuda": 64_000_000}
 # Below this many tokens a product re-reads the item weights too often to be efficient, so a huge
 # catalogue gets a larger buffer instead: 150,000 items need 73 MiB.
 _MIN_CHUNK_TOKENS = 128

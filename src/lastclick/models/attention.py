@@ -64,10 +64,8 @@ class SelfAttention(nn.Module):
         query_rows, query_slots = (
             (rows, slots) if queries is None else queries.head_slots(self.n_heads)
         )
-        key, value = (
-            gather_rows(x.reshape(-1, head_size), rows, slots)
-            for x in self.key_value(input).chunk(2, dim=-1)
-        )
+        key_value = self.key_value(input).view(-1, head_size)
+        key_value = gather_rows(key_value, *self._beside_each_other(rows, slots))
         query = self.query(query_input).view(-1, head_size)
         query = gather_rows(query, query_rows, query_slots)
         shapes, query_shapes = (
@@ -75,21 +73,37 @@ class SelfAttention(nn.Module):
             for buckets in (batch.buckets, laid_out.buckets)
         )
         masks = self._masks(batch, queries, query.dtype)
-        rectangles = (query, key, value, query_shapes, shapes, masks)
+        rectangles = (query, key_value, query_shapes, shapes, masks)
         if query.device.type != "cpu" or not self.training or self.dropout.probability == 0:
             attended = self._fused(*rectangles)
         else:
             attended = _DroppedAttention.apply(*rectangles, self.dropout)
         return self.output(gather_rows_back(attended, query_slots).view(query_input.shape))
 
+    def _beside_each_other(self, rows: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """`rows` and `slots` for two vectors a head: all slots of the first, then of the second.
+
+        A token's rows are the first vectors of its heads, then the second ones.
+        """
+        first = rows + rows // self.n_heads * self.n_heads
+        of_token = slots.view(-1, self.n_heads)
+        return (
+            torch.cat((first, first + self.n_heads)),
+            torch.cat((of_token, of_token + len(rows)), 1).flatten(),
+        )
+
     def _fused(
-        self, query: Tensor, key: Tensor, value: Tensor, query_shapes: list[Shape],
-        shapes: list[Shape], masks: list[Tensor] | None,
+        self, query: Tensor, key_value: Tensor, query_shapes: list[Shape], shapes: list[Shape],
+        masks: list[Tensor] | None,
     ) -> Tensor:  # fmt: skip
         dropout = self.dropout.probability if self.training else 0.0
         outputs = []
         for number, ((q,), (k, v)) in enumerate(
-            zip(_rectangles(query_shapes, query), _rectangles(shapes, key, value), strict=True)
+            zip(
+                _rectangles(query_shapes, query),
+                _rectangles(shapes, *key_value.chunk(2)),
+                strict=True,
+            )
         ):
             # torch fuses nothing in three dimensions.
             q, k, v = (x.unflatten(0, (-1, self.n_heads)) for x in (q, k, v))
@@ -138,13 +152,16 @@ class _DroppedAttention(torch.autograd.Function):
 
     There torch fuses attention only without dropout; what it does otherwise, rectangle by
     rectangle, takes twice as long as this.
+
+    With w = softmax(q k / sqrt(d)), m the factors of dropout, o = (w m) v and g the gradient of o,
+    the scores q k / sqrt(d) have the gradient w m (g v) - w D with D = sum_j w_j m_j (g v_j) = g o.
     """
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, query_shapes: list[Shape],
-        shapes: list[Shape], masks: list[Tensor] | None, dropout: Dropout,
+        ctx: Any, query: Tensor, key_value: Tensor, query_shapes: list[Shape], shapes: list[Shape],
+        masks: list[Tensor] | None, dropout: Dropout,
     ) -> Tensor:  # fmt: skip
         if masks is None:
             masks = [query.new_full((n, n), -torch.inf).triu_(1) for _, n in shapes]
@@ -153,39 +170,42 @@ class _DroppedAttention(torch.autograd.Function):
                 mask.repeat_interleave(n // len(mask), 0)  # once for each head
                 for mask, (n, _) in zip(masks, shapes, strict=True)
             ]
+        ctx.query_shapes, ctx.shapes = query_shapes, shapes
         output = torch.empty_like(query)
-        weights, kept = [], []
-        for mask, (q, out), (k, v) in zip(
-            masks, _rectangles(query_shapes, query, output),
-            _rectangles(shapes, key, value), strict=True,
+        # Drawn at once: most rectangles are too small to pay for the calls.
+        sizes = [n * q * k for (n, q), (_, k) in zip(query_shapes, shapes, strict=True)]
+        kept = dropout.factors(query.new_empty(sum(sizes))).split(sizes)
+        weights = []
+        for mask, factors, (q, out), (k, v) in zip(
+            masks, kept, _rectangles(query_shapes, query, output),
+            _rectangles(shapes, *key_value.chunk(2)), strict=True,
         ):  # fmt: skip
             scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
             weights.append(scores.softmax(-1))
-            kept.append(dropout.factors(weights[-1]))
-            torch.bmm(weights[-1] * kept[-1], v, out=out)
-        ctx.save_for_backward(query, key, value, *weights, *kept)
-        ctx.query_shapes, ctx.shapes = query_shapes, shapes
+            torch.bmm(weights[-1] * factors.view_as(scores), v, out=out)
+        ctx.save_for_backward(query, key_value, output, *weights, *kept)
         return output
 
     @staticmethod
     @torch.amp.custom_bwd(device_type="cpu")
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, *saved = ctx.saved_tensors
+        query, key_value, output, *saved = ctx.saved_tensors
         weights, kept = saved[: len(ctx.shapes)], saved[len(ctx.shapes) :]
-        grads = [torch.empty_like(x) for x in (query, key, value)]
-        for w, factors, (q, g, grad_q), (k, v, grad_k, grad_v) in zip(
-            weights, kept, _rectangles(ctx.query_shapes, query, grad, grads[0]),
-            _rectangles(ctx.shapes, key, value, *grads[1:]), strict=True,
+        grad_query, grad_key_value = torch.empty_like(query), torch.empty_like(key_value)
+        sums = torch.linalg.vecdot(grad, output)[:, None]
+        for w, factors, (q, g, total, grad_q), (k, v), (grad_k, grad_v) in zip(
+            weights, kept, _rectangles(ctx.query_shapes, query, grad, sums, grad_query),
+            _rectangles(ctx.shapes, *key_value.chunk(2)),
+            _rectangles(ctx.shapes, *grad_key_value.chunk(2)), strict=True,
         ):  # fmt: skip
-            torch.bmm((w * factors).transpose(1, 2), g, out=grad_v)
-            grad_w = torch.bmm(g, v.transpose(1, 2)).mul_(factors)
-            # Through the softmax, and the scale of the scores.
-            grad_scores = grad_w.sub_((grad_w * w).sum(-1, keepdim=True)).mul_(w)
-            grad_scores *= q.shape[-1] ** -0.5
+            dropped = w * factors.view_as(w)
+            torch.bmm(dropped.transpose(1, 2), g, out=grad_v)
+            grad_scores = torch.bmm(g, v.transpose(1, 2)).mul_(dropped)
+            grad_scores.addcmul_(w, total, value=-1).mul_(q.shape[-1] ** -0.5)
             torch.bmm(grad_scores, k, out=grad_q)
             torch.bmm(grad_scores.transpose(1, 2), q, out=grad_k)
-        return *grads, None, None, None, None
+        return grad_query, grad_key_value, None, None, None, None
 
 
 class FeedForward(nn.Module):
