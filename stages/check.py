@@ -1,14 +1,12 @@
 """Find slips in params.yaml before a run. Not a stage: nothing depends on it."""
 
-from pydantic import BaseModel
-
 from lastclick import params
-from lastclick.artifacts import model_module, require_decomposable
+from lastclick.artifacts import require_decomposable
 from lastclick.data.raw_formats import Raw
 from lastclick.layouts import Section
 from stages.command import run
 from stages.download import Sources
-from stages.given import is_given
+from stages.trainable import is_given, model_config
 
 
 def main() -> None:
@@ -18,8 +16,10 @@ def main() -> None:
         params.validate_section(Sources, dataset.sources, f"datasets.{name}.sources")
         params.validate_section(Raw, dataset.raw, f"datasets.{name}.raw")
     for name, section in settings.models.items():
-        config: type[BaseModel] = Section if is_given(settings, name) else model_module(name).Config
-        params.validate_section(config, section, f"models.{name}")
+        if is_given(settings, name):
+            params.validate_section(Section, section, f"models.{name}")
+        else:
+            model_config(settings, name)
     for name in settings.run.attention_models:
         require_decomposable(name)
     print("params.yaml: no slip found")

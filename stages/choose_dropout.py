@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lastclick import params, tables
 from stages.command import run
-from stages.trainable import Trainable
+from stages.trainable import Trainable, batch_size, is_given, model_config
 
 
 def main(dataset: str, model: str) -> None:
@@ -16,13 +16,17 @@ def main(dataset: str, model: str) -> None:
     A data set or model that the section dropout does not name keeps its own value at once (null
     for a model that is given, not trained). What is trained here stays in the checkpoints, so that
     train has nothing left to do for that seed.
+
+    The data set's batch size is noted with it: train depends on what is written here and not on
+    the batch sizes of other data sets.
     """
     settings = params.load()
     asked = dataset in settings.dropout.datasets and model in settings.dropout.models
-    own = settings.models[model].get("dropout")
+    own = None if is_given(settings, model) else model_config(settings, model).dropout
     path = Path("tuning") / dataset / f"{model}.json"
+    common = {"batch_size": batch_size(settings.train, dataset)}
     if own is None or not (asked and settings.dropout.grid):
-        tables.write_json({"dropout": own, "chosen_on_validation": False}, path)
+        tables.write_json({"dropout": own, "chosen_on_validation": False, **common}, path)
         return
     trainable = Trainable.prepare(dataset, model, settings)
     seed = settings.run.seeds[0]
@@ -37,6 +41,7 @@ def main(dataset: str, model: str) -> None:
                 # Among equals the first of the grid.
                 "dropout": max(ndcg, key=ndcg.__getitem__),
                 "chosen_on_validation": True,
+                **common,
                 "seed": seed,
                 "grid": {
                     f"{dropout:g}": {

@@ -14,11 +14,6 @@ from stages.cells import Cell
 from stages.trainable import Trainable
 
 
-def is_given(settings: params.Params, model: str) -> bool:
-    """Whether the model's section of params.yaml names checkpoints and not sizes."""
-    return "checkpoints" in settings.models[model]
-
-
 def take_checkpoint(cell: Cell, settings: params.Params) -> None:
     """Convert a cell's checkpoint, validate it once and save it like a trained model.
 

@@ -8,8 +8,8 @@ from lastclick.artifacts import save_model
 from lastclick.training import steps_of_epoch, usable_users
 from stages.cells import Cell
 from stages.command import run
-from stages.given import is_given, take_checkpoint
-from stages.trainable import Trainable
+from stages.given import take_checkpoint
+from stages.trainable import Trainable, is_given
 
 # Patience counts epochs: of fewer steps than this, it can run out before anything is learnt.
 FEW_STEPS = 10

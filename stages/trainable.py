@@ -24,6 +24,17 @@ from lastclick.training import Compute, Settings, Validation, fit, launch, valid
 CHECKPOINTS = Path(".ckpt")
 
 
+def is_given(settings: params.Params, model: str) -> bool:
+    """Whether the model's section of params.yaml names checkpoints and not sizes."""
+    return "checkpoints" in settings.models[model]
+
+
+def model_config(settings: params.Params, model: str) -> BaseModel:
+    """The section of a model that is trained here; raises UserError for a slip in it."""
+    config = model_module(model).Config
+    return params.validate_section(config, settings.models[model], f"models.{model}")
+
+
 @dataclass(frozen=True)
 class Trainable:
     """A data set and a model, ready to train with any seed and dropout."""
@@ -49,9 +60,7 @@ class Trainable:
         if model in settings.run.attention_models:
             require_decomposable(model)
         splits = Path("data/splits") / dataset
-        config = config or params.validate_section(
-            model_module(model).Config, settings.models[model], f"models.{model}"
-        )
+        config = config or model_config(settings, model)
         training = tables.read_table(splits / "train.parquet", tables.INTERACTIONS)
         validation = tables.read_table(splits / "validation.parquet", tables.EVALUATION)
         filter_seen = settings.datasets[dataset].filter_seen
@@ -104,5 +113,9 @@ class Trainable:
 def training_settings(train: params.Train, dataset: str) -> Settings:
     """The settings of one data set: its own batch size, where it has one."""
     common = train.model_dump(exclude={"batch_size_of"})
-    common["batch_size"] = train.batch_size_of.get(dataset, train.batch_size)
+    common["batch_size"] = batch_size(train, dataset)
     return Settings(**common)
+
+
+def batch_size(train: params.Train, dataset: str) -> int:
+    return train.batch_size_of.get(dataset, train.batch_size)

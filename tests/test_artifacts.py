@@ -12,7 +12,7 @@ import pytest
 import torch
 from lightning_fabric import Fabric
 
-from lastclick.artifacts import Fitted, build_model, load_model, save_model
+from lastclick.artifacts import Fitted, load_model, model_module, save_model
 from lastclick.errors import UserError
 from lastclick.training import Compute, launch
 from tests.training_example import N_ITEMS, SETTINGS, config_of, train
@@ -31,12 +31,6 @@ def saved(fabric, tmp_path) -> tuple[Path, Fitted]:
     save_model(tmp_path, fitted, model_name="sasrec", config=config_of("sasrec", 0.3),
                n_items=N_ITEMS, seed=17)  # fmt: skip
     return tmp_path, fitted
-
-
-def test_sizes_that_do_not_go_together_are_the_users_to_mend():
-    config = config_of("sasrec", 0.0).model_copy(update={"hidden_size": 9})
-    with pytest.raises(UserError, match=r"check models\.sasrec: hidden_size 9 is not divisible"):
-        build_model("sasrec", config, N_ITEMS)
 
 
 def test_a_saved_model_comes_back_in_evaluation_mode(saved):
@@ -106,3 +100,10 @@ def test_a_damaged_folder_is_refused(saved, damage):
     }[damage]
     with pytest.raises(UserError, match=match):
         load_model(directory)
+
+
+def test_only_files_that_define_a_model_are_suggested():
+    with pytest.raises(UserError, match="unknown model 'base'; did you mean 'sasrec'"):
+        model_module("base")
+    with pytest.raises(UserError, match="unknown model 'x'; there are bert4rec, bsarec, duorec, "):
+        model_module("x")

@@ -49,6 +49,23 @@ def test_the_digest_of_code_follows_imports_inside_the_package(tmp_path, monkeyp
     assert source_digest("lastclick_copy.main") != before
 
 
+def test_the_digest_of_code_ignores_comments_docstrings_and_layout(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "described.py"
+
+    def digest(code: str) -> str:
+        file.write_text(code)
+        return source_digest("described")
+
+    before = digest('"""Doc."""\ndef f(x):\n    """Add."""\n    return x + 1\n')
+    assert (
+        digest('"""Other."""\n\n\ndef f(x):  # why\n    """Plus."""\n    return (x + 1)\n')
+        == before
+    )
+    assert digest('"""Doc."""\ndef f(x):\n    """Add."""\n    return x + 2\n') != before
+    assert digest('"""Doc."""\ndef f(x):\n    "Add.", x\n    return x + 1\n') != before
+
+
 def test_states_and_finals_come_back_as_they_were_saved(tmp_path):
     checkpoints = Checkpoints(tmp_path / "cell", "key")
     assert checkpoints.load_state() is None

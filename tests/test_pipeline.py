@@ -22,7 +22,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def edited(project: Project) -> Iterator[Project]:
     """The same project, for a test that edits tracked files: they are put back afterwards."""
     yield project
-    project.run("git", "checkout", "--quiet", "--", ".")
+    project.run("git", "checkout", "--quiet", "HEAD", "--", ".")
 
 
 def test_a_run_ends_in_metrics_tables_figures_and_a_report(project):
@@ -122,6 +122,19 @@ def test_a_models_parameters_and_file_concern_that_model_alone(edited):
         assert "train@toy-sasrec-1" in stages
         assert not [stage for stage in stages if "gru4rec" in stage]
         assert kinds(stages) == TRAINED | AGGREGATES
+
+
+def test_another_data_sets_batch_size_trains_nothing_anew(edited):
+    edited.set_params({"train.batch_size_of": {"beauty": 16}})
+    done = edited.run("dvc", "repro", "train@toy-sasrec-1")
+    assert "Running stage 'choose_dropout@toy-sasrec'" in done.stdout
+    assert "Running stage 'train@" not in done.stdout
+
+    edited.set_params({"train.batch_size_of": {"toy": 16}})
+    edited.run("dvc", "repro", "choose_dropout@toy-sasrec")
+    assert "train@toy-sasrec-1" in edited.run("dvc", "status", "train@toy-sasrec-1").stdout
+    edited.run("git", "checkout", "--quiet", "HEAD", "--", ".")
+    edited.run("dvc", "checkout", "--quiet")
 
 
 def test_an_added_seed_runs_its_own_cells_and_the_aggregates(edited):

@@ -8,8 +8,10 @@ import random
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.toy_project import Project
@@ -45,21 +47,50 @@ def test_a_run_killed_at_any_moment_ends_in_the_same_results(project, tmp_path, 
     assert left == []
 
 
-def test_only_dvc_killed_leaves_no_second_writer_behind(project, tmp_path):
-    # The stage goes on as an orphan; the next run is refused while it trains, or finds it done.
+def training_process(project: Project, running: subprocess.Popen) -> psutil.Process:
+    """The one that trains in the project, as soon as ``running`` has come to start it."""
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        for writer in (project.folder / ".ckpt").glob("**/writer"):
+            if pid := writer.read_text():
+                return psutil.Process(int(pid))
+        assert running.poll() is None, "it ended and trained nothing"
+        time.sleep(0.02)
+    raise AssertionError("no training began")
+
+
+def wait_for_the_end_of(process: psutil.Process) -> None:
+    deadline = time.monotonic() + 300
+    with suppress(psutil.NoSuchProcess):
+        while process.status() != psutil.STATUS_ZOMBIE:  # a zombie where nobody collects orphans
+            assert time.monotonic() < deadline, f"{process} does not end"
+            time.sleep(0.1)
+
+
+def test_only_dvc_killed_leaves_no_second_writer_behind(tmp_path):
+    # The stage goes on as an orphan; the next run is refused while it lives, and then finds it
+    # done. It is held still meanwhile, so that it outlives that run on any machine.
     killed = Project.create(tmp_path / "orphaned")
-    killed.set_params({"train.max_epochs": 60, "train.patience": 60})
-    running = killed.start("dvc", "repro", "--quiet", "train@toy-sasrec-1")
-    deadline = time.monotonic() + 120
-    while not list((killed.folder / ".ckpt").rglob("*.lock")) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    os.kill(running.pid, signal.SIGKILL)
-    running.wait()
-    again = killed.run("dvc", "repro", "--quiet", "train@toy-sasrec-1", check=False)
-    if again.returncode:
-        assert "trained by another process" in again.stderr or "another process" in again.stderr
-        time.sleep(30)
-    killed.run("dvc", "repro", "--quiet", "train@toy-sasrec-1")
+    killed.set_params({"train.max_epochs": 100, "train.patience": 100})
+    repro = ("dvc", "repro", "--quiet", "train@toy-sasrec-1")
+    running = killed.start(*repro)
+    try:
+        first = training_process(killed, running)
+        running.kill()
+        running.wait()
+        first.suspend()
+        second = killed.run(*repro, check=False)
+        assert second.returncode
+        assert f"process {first.pid} is already training" in second.stderr
+        first.resume()
+        wait_for_the_end_of(first)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+    [trained] = killed.folder.glob(".ckpt/**/final.safetensors")
+    before = trained.stat().st_mtime_ns
+    killed.run(*repro)
+    assert trained.stat().st_mtime_ns == before
 
 
 def alphas_of(metrics: Path) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import polars as pl
@@ -12,7 +12,7 @@ import torch
 from lastclick import tables
 from lastclick.data.sequences import Batch, Sequences
 from lastclick.errors import UserError
-from lastclick.models.sasrec import Config, Model
+from lastclick.models.base import Recommender
 from lastclick.scoring import (
     Evaluation,
     coverage,
@@ -21,24 +21,24 @@ from lastclick.scoring import (
     score_scales,
     score_shuffles,
 )
-from tests.models.small import build_lively, random_sequences
+from tests.models.small import NAMES, build, build_lively, random_sequences
 
 N_ITEMS = 23
 MAX_LENGTH = 7
 
 
-@pytest.fixture(params=["post_ln", "classic"])
-def model(request) -> Model:
-    torch.manual_seed(3)
-    config = Config(
-        block=request.param, hidden_size=10, inner_size=13, n_layers=3, n_heads=2,
-        activation="gelu", attention_init="xavier_uniform", dropout=0.3, max_length=MAX_LENGTH,
+@pytest.fixture(params=["sasrec-post_ln", "sasrec-classic", "bsarec-post_ln"])
+def model(request) -> Recommender:
+    name, block = request.param.split("-")
+    model = build(
+        name, seed=3, n_items=N_ITEMS, block=block, hidden_size=10, inner_size=13, n_layers=3,
+        n_heads=2, max_length=MAX_LENGTH,
     )  # fmt: skip
-    model = Model(config, N_ITEMS)
     with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(20)
-    return model.eval()
+        for weight_name, weight in model.named_parameters():
+            if not weight_name.endswith("filter.beta"):  # of one's size already, and squared
+                weight.mul_(20)
+    return model
 
 
 def evaluation(partition: str = "test", seed: int = 0) -> Evaluation:
@@ -53,7 +53,7 @@ def evaluation(partition: str = "test", seed: int = 0) -> Evaluation:
     return Evaluation.from_frame(frame, partition)
 
 
-def plain_rank(model: Model, history: list[int], item: int, seen: set[int], scale=1.0) -> int:
+def plain_rank(model: Recommender, history: list[int], item: int, seen: set[int], scale=1.0) -> int:
     """Rank of ``item`` from one sequence scored alone, by sorting; past the end when seen."""
     batch = Batch.of(Sequences.from_lists([history[-MAX_LENGTH:]]))
     with torch.inference_mode():
@@ -106,6 +106,22 @@ def test_outputs_have_the_same_bits_whether_or_not_somebody_looks_on(name):
     inputs = random_sequences([5, 1, 11, 2, 7, 3, 12])
     watched = encode_all(model, inputs, encode=lambda _, batch: model.encode(batch, capture={}))
     assert torch.equal(encode_all(model, inputs)[0], watched[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_earlier_outputs_are_final_states_of_the_window_without_its_newest_items(name):
+    model = build_lively(name)
+    scale = 0.7 if model.decomposable else 1.0
+    inputs = random_sequences([5, 1, 11, 2, 7, 3, 16])
+    states = encode_all(model, inputs, offsets=(0, 1, 2, 3), residual_scale=scale)
+    window = inputs.window(keep=model.max_input_length)
+    for offset, row in product(states, range(len(inputs))):
+        shortened = window.take(np.array([row])).window(drop_last=offset)
+        expected = torch.zeros_like(states[offset][row])
+        if shortened.lengths[0] > 0:
+            with torch.inference_mode():
+                expected = model.final_states(Batch.of(shortened), residual_scale=scale)[0]
+        torch.testing.assert_close(states[offset][row], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_scaled_and_earlier_outputs_are_ranked_as_each_user_alone(model):

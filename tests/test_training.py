@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -11,8 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -29,10 +31,10 @@ from lastclick.artifacts import Fitted, build_model
 from lastclick.checkpoint import Checkpoints
 from lastclick.data.sequences import Sequences
 from lastclick.errors import UserError
-from lastclick.models import base, sasrec
+from lastclick.models import base, duorec, sasrec
 from lastclick.ranking import NonFiniteScoresError
 from lastclick.tables import EVALUATION
-from lastclick.training import Compute, EarlyStopping, Validation, fit, launch
+from lastclick.training import Compute, EarlyStopping, Settings, Validation, fit, launch
 from tests.training_example import (
     MODELS,
     N_ITEMS,
@@ -68,6 +70,25 @@ def batches(monkeypatch) -> list[np.ndarray]:
     return recorded
 
 
+@pytest.fixture
+def draws(monkeypatch) -> dict[str, list[float]]:
+    """Records what every step draws: a number for its data, and one for its dropout."""
+    recorded = {"data": [], "dropout": []}
+    make, loss = sasrec.Model.training_batch, sasrec.Model.training_loss
+
+    def draw_data(self, sequences, indices, rng):
+        recorded["data"].append(rng.random())
+        return make(self, sequences, indices, rng)
+
+    def draw_dropout(self, training_batch):
+        recorded["dropout"].append(torch.rand(1).item())
+        return loss(self, training_batch)
+
+    monkeypatch.setattr(sasrec.Model, "training_batch", draw_data)
+    monkeypatch.setattr(sasrec.Model, "training_loss", draw_dropout)
+    return recorded
+
+
 def validate_with(monkeypatch, values: list[float]) -> None:
     """Let validation find these values, one per epoch."""
     remaining = iter(values)
@@ -93,6 +114,37 @@ def test_a_pattern_that_can_be_learned_is_learned(fabric, model):
     assert fitted.history[0]["loss"] > 3  # log 53 is 3.97
     assert fitted.history[-1]["loss"] < 1.5
     assert fitted.best_ndcg > 0.8
+
+
+def test_a_step_is_one_of_adam_on_the_mean_loss_plus_the_extra_terms(fabric, monkeypatch):
+    # Eight users of four targets each: dividing by either number rounds nothing.
+    training = Sequences.from_lists([[n, n + 1, n + 2, n + 3, n + 4] for n in range(1, 9)])
+    supervised = duorec.Contrast(weight=7.0, temperature=1.0)
+    config = config_of("duorec", 0.0).model_copy(update={"supervised": supervised})
+    fresh, batches = [], []
+    make = duorec.Model.training_batch
+
+    def build(*arguments):
+        model = build_model(*arguments)
+        fresh.append(copy.deepcopy(model))
+        return model
+
+    def record(self, sequences, indices, rng):
+        batches.append(make(self, sequences, indices, rng))
+        return batches[-1]
+
+    monkeypatch.setattr(engine, "build_model", build)
+    monkeypatch.setattr(duorec.Model, "training_batch", record)
+    fitted = fit("duorec", config, training, validation_of(training), N_ITEMS,
+                 settings=replace(SETTINGS, max_epochs=1), seed=17, fabric=fabric)  # fmt: skip
+
+    [model], [batch] = fresh, batches
+    adam = torch.optim.Adam(model.parameters(), lr=SETTINGS.learning_rate)
+    loss = model.training_loss(batch)
+    (loss.total / loss.n_targets + sum(loss.extra.values())).backward()
+    adam.step()
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(fitted.weights[name], weight)
 
 
 def test_early_stopping_of_a_series_with_a_gap():
@@ -201,6 +253,13 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(fabric):
     assert train(fabric, seed=18).history != first.history
 
 
+def test_every_step_of_every_epoch_and_seed_draws_data_and_dropout_of_its_own(fabric, draws):
+    for seed in (17, 18):
+        train(fabric, settings=replace(SETTINGS, max_epochs=2), seed=seed)
+    for drawn in draws.values():
+        assert len(drawn) == len(set(drawn)) == 28
+
+
 def test_the_validation_sample_depends_on_the_seed_alone():
     validation = validation_of(sequences())
     sample = validation.sample(41, seed=17)
@@ -274,6 +333,28 @@ def test_an_interrupted_training_continues_to_the_same_bits(
     assert len(taken) == n_steps  # none was done twice
 
 
+def test_an_interrupted_training_goes_on_to_draw_what_an_undisturbed_one_does(
+    fabric, tmp_path, monkeypatch, draws
+):
+    train(fabric)
+    undisturbed = copy.deepcopy(draws)
+    for drawn in draws.values():
+        drawn.clear()
+    train_step = engine._Trainer._train_step
+
+    def interrupt(self, users):
+        if len(draws["data"]) == 10:
+            raise Interrupted
+        train_step(self, users)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._Trainer, "_train_step", interrupt)
+        with pytest.raises(Interrupted):
+            train(fabric, cell=tmp_path)
+    train(fabric, cell=tmp_path)
+    assert draws == undisturbed
+
+
 def start_training(tmp_path: Path, *options: str) -> list[str]:
     return [sys.executable, "-W", "error", "-m", "tests.training_example", str(tmp_path), *options]
 
@@ -331,6 +412,69 @@ def test_whatever_is_part_of_the_result_is_part_of_its_key(fabric, tmp_path, bat
     assert trains_again(settings=replace(settings, learning_rate=0.02))
     monkeypatch.setattr(engine, "source_digest", lambda *modules: "edited")
     assert trains_again(settings=replace(settings, learning_rate=0.02))
+
+
+def different(value: int | float | str) -> int | float | str:
+    return f"not {value}" if isinstance(value, str) else value + 1
+
+
+def job_of(model: str, fabric: Fabric) -> engine._Job:
+    training = sequences()
+    return engine._Job(
+        model, config_of(model, 0.3), training, validation_of(training), N_ITEMS, SETTINGS,
+        seed=17, fabric=fabric, label=model,
+    )  # fmt: skip
+
+
+def test_a_change_of_any_part_of_a_job_changes_its_identity(fabric, monkeypatch):
+    job = job_of("sasrec", fabric)
+    validation = job.validation
+    edited = set()
+    monkeypatch.setattr(
+        engine, "source_digest", lambda *modules: str(sorted(edited.intersection(modules)))
+    )
+
+    def other_sequences(sequences: Sequences) -> list[Sequences]:
+        """The same but for one item, and for the place where one sequence ends."""
+        items, offsets = sequences.items.copy(), sequences.offsets.copy()
+        items[3] += 1
+        offsets[5] += 1
+        return [replace(sequences, items=items), replace(sequences, offsets=offsets)]
+
+    changes = {
+        "model_name": ["gru4rec"],
+        "config": [config_of("sasrec", 0.2)],
+        "training": other_sequences(job.training),
+        "validation": [
+            *(replace(validation, inputs=inputs) for inputs in other_sequences(validation.inputs)),
+            replace(validation, targets=validation.targets[::-1]),
+            replace(validation, filter_seen=False),
+        ],
+        "n_items": [N_ITEMS + 1],
+        "settings": [
+            replace(SETTINGS, **{field.name: different(getattr(SETTINGS, field.name))})
+            for field in fields(Settings)
+        ],
+        "seed": [18],
+    }
+    elsewhere = {"fabric", "label"}
+    assert changes.keys() == {field.name for field in fields(job)} - elsewhere
+    identities = [job.identity()]
+    for part, values in changes.items():
+        identities += [replace(job, **{part: value}).identity() for value in values]
+    for module in (engine.__name__, sasrec.__name__):
+        edited.add(module)
+        identities.append(job.identity())
+    monkeypatch.setattr(torch, "__version__", "another")
+    identities.append(job.identity())
+    assert len(set(identities)) == len(identities)
+    assert replace(job, label="another").identity() == job.identity()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_processes_are_part_of_the_identity_of_models_that_compare_sequences(fabric, model):
+    two = replace(job_of(model, fabric), fabric=SimpleNamespace(world_size=2))
+    assert (two.identity() != job_of(model, fabric).identity()) == (model == "duorec")
 
 
 def test_a_second_writer_of_a_cell_is_refused(fabric, tmp_path):
@@ -496,7 +640,7 @@ def test_lost_weights_are_not_saved(fabric, tmp_path, monkeypatch):
 
 def test_running_out_of_memory_says_what_to_change(fabric):
     # More bytes than any address space holds.
-    with pytest.raises(UserError, match=r"out of memory on cpu: lower train.batch_size \(now 16"):
+    with pytest.raises(UserError, match=r"on cpu: lower train.batch_size \(or .*; now 16\)"):
         fit("sasrec", config_of("sasrec", 0.0), sequences(), validation_of(sequences()), 10**13,
             settings=SETTINGS, seed=17, fabric=fabric)  # fmt: skip
 

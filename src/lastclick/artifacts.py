@@ -8,7 +8,7 @@ and nothing in it (no time, no date) differs between two runs that did the same.
 from __future__ import annotations
 
 import difflib
-import importlib.util
+import importlib
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,14 +49,18 @@ def model_module(name: str) -> Any:
 
     Raises UserError naming the nearest model when there is none of that name.
     """
-    path = f"lastclick.models.{name}"
-    module = importlib.import_module(path) if importlib.util.find_spec(path) else None
+    files = [file.name for file in pkgutil.iter_modules(lastclick.models.__path__)]
+    module = _models_file(name) if name in files else None
     if not hasattr(module, "Model"):
-        files = [module.name for module in pkgutil.iter_modules(lastclick.models.__path__)]
-        near = difflib.get_close_matches(name, files, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "each file of lastclick/models is one"
+        models = [file for file in files if hasattr(_models_file(file), "Model")]
+        near = difflib.get_close_matches(name, models, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(models)}"
         raise UserError(f"unknown model {name!r}; {hint}")
     return module
+
+
+def _models_file(name: str) -> Any:
+    return importlib.import_module(f"lastclick.models.{name}")
 
 
 def require_decomposable(name: str) -> None:
@@ -72,15 +76,10 @@ def require_decomposable(name: str) -> None:
 def build_model(name: str, config: BaseModel | Mapping[str, Any], n_items: int) -> Recommender:
     """A model with fresh weights, drawn from torch's global random state.
 
-    Raises UserError when its sizes do not go together, and pydantic's ValidationError when
-    ``config`` is not a configuration of that model.
+    Raises pydantic's ValidationError when ``config`` is not a configuration of that model.
     """
     module = model_module(name)
-    config = module.Config.model_validate(config)
-    try:
-        return module.Model(config, n_items)
-    except ValueError as error:
-        raise UserError(f"{name} cannot be built, check models.{name}: {error}") from None
+    return module.Model(module.Config.model_validate(config), n_items)
 
 
 def load_weights(model: Recommender, tensors: Mapping[str, Tensor], source: str) -> None:

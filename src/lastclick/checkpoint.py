@@ -34,6 +34,9 @@ from lastclick.errors import UserError
 from lastclick.tables import replacing
 
 PACKAGE = __name__.partition(".")[0]
+# Modules that a training imports and whose code cannot change its weights: what tables hold and how
+# errors are told.
+_WITHOUT_INFLUENCE = {f"{PACKAGE}.errors", f"{PACKAGE}.tables"}
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
@@ -51,23 +54,34 @@ def key_of(parts: Mapping[str, Any]) -> str:
 
 
 def source_digest(*modules: str) -> str:
-    """A hash of the source of ``modules`` and of all modules of this package that they import.
+    """A hash of the code of ``modules`` and of all modules of this package that they import.
 
     Code is as much part of a result's identity as parameters are: a model whose file was edited
-    must not continue, or stand in for, what the old file trained.
+    must not continue, or stand in for, what the old file trained. Comments, docstrings and layout
+    are no part of it.
     """
-    sources: dict[str, bytes] = {}
+    codes: dict[str, str] = {}
     waiting = list(modules)
     while waiting:
         module = waiting.pop()
-        if module in sources:
+        if module in codes or module in _WITHOUT_INFLUENCE:
             continue
-        sources[module] = Path(importlib.util.find_spec(module).origin).read_bytes()
-        waiting += _imported_modules(ast.parse(sources[module]))
+        tree = ast.parse(Path(importlib.util.find_spec(module).origin).read_bytes())
+        codes[module] = ast.dump(_without_docstrings(tree))
+        waiting += _imported_modules(tree)
     digest = hashlib.sha256()
-    for module, source in sorted(sources.items()):
-        digest.update(f"{module} {len(source)}\n".encode() + source)
+    for module, code in sorted(codes.items()):
+        digest.update(f"{module} {len(code)}\n{code}".encode())
     return digest.hexdigest()
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Module() | ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                if ast.get_docstring(node, clean=False) is not None:
+                    node.body[0].value = ast.Constant(None)
+    return tree
 
 
 def _imported_modules(tree: ast.Module) -> list[str]:

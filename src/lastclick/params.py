@@ -24,8 +24,6 @@ from pydantic import (
     ConfigDict,
     Field,
     FiniteFloat,
-    NonNegativeInt,
-    PositiveInt,
     ValidationError,
     model_validator,
 )
@@ -43,6 +41,8 @@ def _refuse_booleans(value: Any) -> Any:
 
 
 Number = Annotated[FiniteFloat, BeforeValidator(_refuse_booleans)]
+Count = Annotated[int, Field(strict=True, gt=0)]
+CountOrZero = Annotated[int, Field(strict=True, ge=0)]
 
 
 def _distinct(values: tuple) -> tuple:
@@ -73,15 +73,15 @@ class Run(Section):
     datasets: Annotated[Names, Field(min_length=1)]
     models: Annotated[Names, Field(min_length=1)]
     attention_models: Names
-    seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1), AfterValidator(_distinct)]
+    seeds: Annotated[tuple[CountOrZero, ...], Field(min_length=1), AfterValidator(_distinct)]
 
 
 class Preprocess(Section):
     """From raw rows to sequences."""
 
-    k_core: NonNegativeInt
+    k_core: CountOrZero
     ties: Literal["source", "shuffled"]
-    ties_seed: NonNegativeInt
+    ties_seed: CountOrZero
 
 
 class Split(Section):
@@ -91,19 +91,19 @@ class Split(Section):
     quantile: Annotated[Number, Field(gt=0, lt=1)]
     target: Literal["last", "first", "random", "successive", "all"]
     validation: Literal["global_time", "last_train_item", "by_user"]
-    validation_users: PositiveInt
-    seed: NonNegativeInt
+    validation_users: Count
+    seed: CountOrZero
 
 
 class Train(Section):
     """Training, the same for every model; ``batch_size_of`` names data sets with another size."""
 
-    batch_size: PositiveInt
-    batch_size_of: dict[str, PositiveInt]
+    batch_size: Count
+    batch_size_of: dict[str, Count]
     learning_rate: Annotated[Number, Field(gt=0)]
-    max_epochs: PositiveInt
-    patience: PositiveInt
-    validation_users: PositiveInt
+    max_epochs: Count
+    patience: Count
+    validation_users: Count
     precision: Literal["fp32", "bf16"]
     loss_precision: Literal["fp32", "bf16"]
 
@@ -122,14 +122,14 @@ class Compute(Section):
     """Where and how fast; no part of a result's identity."""
 
     device: Literal["auto", "cpu", "cuda"]
-    devices: PositiveInt
-    threads: NonNegativeInt
+    devices: Count
+    threads: CountOrZero
 
 
 class Shuffle(Section):
     """Input shuffling at prediction time."""
 
-    seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1), AfterValidator(_distinct)]
+    seeds: Annotated[tuple[CountOrZero, ...], Field(min_length=1), AfterValidator(_distinct)]
 
 
 class Scaling(Section):
@@ -157,15 +157,15 @@ class Selection(Section):
 class Decompose(Section):
     """Norm decomposition."""
 
-    recent: PositiveInt
+    recent: Count
 
 
 class Evaluation(Section):
     """Cut-offs and the bootstrap over users."""
 
-    ks: Annotated[tuple[PositiveInt, ...], Field(min_length=1), AfterValidator(_distinct)]
-    bootstrap_draws: PositiveInt
-    bootstrap_seed: NonNegativeInt
+    ks: Annotated[tuple[Count, ...], Field(min_length=1), AfterValidator(_distinct)]
+    bootstrap_draws: Count
+    bootstrap_seed: CountOrZero
     confidence: Annotated[Number, Field(gt=0, lt=1)]
 
     @model_validator(mode="after")
@@ -182,15 +182,15 @@ class Plots(Section):
     """How figures are written."""
 
     formats: Annotated[tuple[Literal["svg", "png"], ...], AfterValidator(_distinct)]
-    dpi: PositiveInt
+    dpi: Count
 
 
 class Expected(Section):
     """Published size after preprocessing (*residual dominance*, Table 1)."""
 
-    users: PositiveInt
-    items: PositiveInt
-    interactions: PositiveInt
+    users: Count
+    items: Count
+    interactions: Count
 
 
 class DataSet(Section):
@@ -248,7 +248,8 @@ class Params(Section):
                     "named after it; use letters, digits, - and _ (title: may say anything)"
                 )
         for name in self.models:
-            if importlib.util.find_spec(f"lastclick.models.{name}") is None:
+            is_name = name.isidentifier()
+            if not is_name or importlib.util.find_spec(f"lastclick.models.{name}") is None:
                 raise ValueError(f"models.{name}: there is no file src/lastclick/models/{name}.py")
         return self
 

@@ -6,11 +6,12 @@ what a batch is and what its loss is (``models/base.py``); nothing here knows wh
 
 Devices, processes and mixed precision are those of lightning-fabric. With several processes each
 batch is shared out over them and its loss normalised by the whole batch's number of targets, so
-that the number of processes does not change what is learned.
+that the number of processes changes what is learned by other random choices alone; but for models
+that compare the sequences of a batch with each other, whose identity it is part of.
 
-All randomness is a function of (seed, epoch, step): the order of users, the model's choices of
-data, and dropout, whose generator is seeded anew at every step. So the place where a training was
-interrupted is all the random state there is to save.
+All randomness is a function of (seed, epoch, step, process): the order of users, the model's
+choices of data, and dropout, whose generator is seeded anew at every step. So the place where a
+training was interrupted is all the random state there is to save.
 """
 
 from __future__ import annotations
@@ -139,9 +140,10 @@ def launch(compute: Compute, precision: Literal["fp32", "bf16"]) -> Fabric:
     available = torch.cuda.device_count()
     on_cuda = compute.device == "cuda" or (compute.device == "auto" and available > 0)
     if on_cuda and available < devices:
+        device = "cpu" if available else "cpu or auto"
         raise UserError(
-            f"{devices} CUDA device(s) asked for, {available} found: set compute.device to cpu or "
-            "auto, lower compute.devices, or install a torch built for this machine's GPU"
+            f"{devices} CUDA device(s) asked for, {available} found: set compute.device to "
+            f"{device}, lower compute.devices, or install a torch built for this machine's GPU"
         )
     if on_cuda:
         # cuBLAS is deterministic only with a workspace of its own.
@@ -171,7 +173,7 @@ def fit(
     seed: int,
     fabric: Fabric,
     cell: Path | None = None,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    checkpoint_seconds: float | None = None,
     label: str | None = None,
 ) -> Fitted:
     """Train a model to early stopping and return the weights of its best epoch.
@@ -180,8 +182,9 @@ def fit(
     ``launch`` returned for ``settings.precision``. A processor that cannot multiply bfloat16 turns
     ``settings.loss_precision`` into "fp32", and says so. ``cell``, where given, is the folder of
     its checkpoints (which every process must be able to read): an interrupted training of the same
-    model, parameters, data and code is continued, and a finished one returned at once. ``label``
-    names the training in its progress bar.
+    model, parameters, data and code is continued, and a finished one returned at once. Checkpoints
+    are ``checkpoint_seconds`` apart (CHECKPOINT_SECONDS). ``label`` names the training in its
+    progress bar.
 
     Raises UserError when there is nothing to train or to validate on, when the loss or every
     validation score stops being a number, when memory runs out, and while another process trains
@@ -210,7 +213,8 @@ def fit(
         if finished is not None:
             weights, numbers = finished
             return Fitted(weights, **numbers)
-        fitted = _Trainer(job, checkpoints, checkpoint_seconds).run()
+        seconds = CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
+        fitted = _Trainer(job, checkpoints, seconds).run()
         if checkpoints and fabric.is_global_zero:
             numbers = {name: value for name, value in vars(fitted).items() if name != "weights"}
             checkpoints.save_final(fitted.weights, numbers)
@@ -277,6 +281,7 @@ class _Job:
 
     def identity(self) -> str:
         """A hash of all that the result depends on, and of nothing about where it is computed."""
+        module = model_module(self.model_name)
         return key_of(
             {
                 "model": self.model_name,
@@ -290,7 +295,8 @@ class _Job:
                 "validation_offsets": self.validation.inputs.offsets,
                 "validation_targets": self.validation.targets,
                 "filter_seen": self.validation.filter_seen,
-                "code": source_digest(__name__, model_module(self.model_name).__name__),
+                "code": source_digest(__name__, module.__name__),
+                "processes": self.fabric.world_size if module.Model.compares_sequences else 1,
                 "torch": torch.__version__,
             }
         )
@@ -323,8 +329,9 @@ def _explained_memory(job: _Job) -> Iterator[None]:
             raise
         raise UserError(
             f"training {job.model_name} on {job.n_items} items ran out of memory on "
-            f"{job.fabric.device}: lower train.batch_size (now {job.settings.batch_size}) or the "
-            f"model's max_length or hidden_size, or use a machine with more memory ({error})"
+            f"{job.fabric.device}: lower train.batch_size (or train.batch_size_of where that names "
+            f"the data set; now {job.settings.batch_size}) or the model's max_length or "
+            f"hidden_size, or use a machine with more memory ({error})"
         ) from None
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lastclick.data.sequences import Batch, Queries, Sequences, like_lengths
+from lastclick.data.sequences import Batch, Queries, Sequences, concatenate, like_lengths
 
 LISTS = st.lists(st.lists(st.integers(1, 37), max_size=11), min_size=1, max_size=7)
 FILLED_LISTS = st.lists(
@@ -33,6 +33,24 @@ def test_a_frame_becomes_sequences_in_the_order_of_its_rows():
     assert sequences.items.dtype == sequences.user_ids.dtype == np.int32
     assert sequences.offsets.dtype == np.int64
     assert len(Sequences.from_frame(frame.clear())) == 0
+
+
+@given(parts=st.lists(LISTS, min_size=1, max_size=3))
+def test_concatenated_sequences_keep_their_order(parts):
+    whole = concatenate([Sequences.from_lists(lists) for lists in parts])
+    assert as_lists(whole) == [items for lists in parts for items in lists]
+    assert whole.user_ids.tolist() == [1 + user for lists in parts for user in range(len(lists))]
+
+
+@given(lists=LISTS, data=st.data())
+def test_what_precedes_tokens_in_their_sequences(lists, data):
+    sequences = Sequences.from_lists(lists)
+    places = [(user, place) for user, items in enumerate(lists) for place in range(len(items))]
+    tokens = data.draw(st.lists(st.sampled_from(range(len(places))), max_size=9)) if places else []
+    found = sequences.before(np.array(tokens, dtype=np.int64))
+    expected = [places[token] for token in tokens]
+    assert as_lists(found) == [lists[user][:place] for user, place in expected]
+    assert found.user_ids.tolist() == [user + 1 for user, _ in expected]
 
 
 def test_another_key_may_split_a_user_into_several_sequences():

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from lastclick.data.sequences import Batch, Sequences
-from lastclick.models.attention import LAYER_NORM_EPS, Block, SelfAttention
+from lastclick.models.attention import INITIAL_STD, LAYER_NORM_EPS, Block, SelfAttention
 from tests.models.small import (
     HEAD_SIZE,
     N_HEADS,
     NEGLIGIBLE_DROPOUT,
+    build,
     build_lively,
     random_sequences,
 )
@@ -170,3 +171,39 @@ def test_dropout_in_attention_acts_on_weights_not_on_outputs():
     factors = dropped / kept
     torch.testing.assert_close(factors, factors[:, :, :1].expand_as(factors))
     assert sorted(factors.round().unique().tolist()) == [0, 2]
+
+
+def assert_normal(weight: Tensor) -> None:
+    assert weight.std().item() == pytest.approx(INITIAL_STD, rel=0.1)
+    assert 3 * INITIAL_STD < weight.abs().max() < 6 * INITIAL_STD  # a uniform draw ends at 1.7
+
+
+@pytest.mark.parametrize(
+    ("name", "attention_init"),
+    [
+        ("sasrec", "xavier_uniform"),
+        ("sasrec", "normal"),
+        ("duorec", "xavier_uniform"),
+        ("duorec", "normal"),
+        ("bsarec", "xavier_uniform"),
+        ("bsarec", "normal"),
+        ("bert4rec", "normal"),  # it has no choice
+    ],
+)
+def test_queries_keys_and_values_start_as_attention_init_says_and_outputs_normal(
+    name, attention_init
+):
+    size = 17 * N_HEADS
+    model = build(name, hidden_size=size, attention_init=attention_init)
+    bound = (6 / (4 * size)) ** 0.5  # of the joint matrix, (3 * size, size)
+    for block in model.encoder.blocks:
+        attention = block.attention
+        for weight in (attention.query.weight, *attention.key_value.weight.chunk(2)):
+            if attention_init == "normal":
+                assert_normal(weight)
+            else:
+                assert 0.99 * bound < weight.abs().max() <= bound
+                assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
+        assert_normal(attention.output.weight)
+        for layer in (attention.query, attention.key_value, attention.output):
+            assert (layer.bias == 0).all()

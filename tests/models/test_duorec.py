@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lastclick.data.sequences import Sequences
-from lastclick.models.duorec import SameTarget, concatenate, contrastive_loss
+from lastclick.models.duorec import Model, SameTarget, contrastive_loss
 from tests.models.small import MAX_LENGTH, build, build_lively, random_sequences
 
 
@@ -77,7 +77,7 @@ def test_partners_are_other_examples_with_the_same_target_and_their_inputs_prece
     assert set(partners) <= set(examples)
     _, place, counts = np.unique(items[examples], return_inverse=True, return_counts=True)
     assert ((partners == examples) == (counts[place] == 1)).all()
-    inputs = same_target.inputs(partners)
+    inputs = sequences.before(partners)
     for row, token in enumerate(partners):
         user = int(np.searchsorted(sequences.offsets[1:], token, side="right"))
         start = sequences.offsets[user]
@@ -111,7 +111,18 @@ def test_views_are_the_inputs_again_and_then_their_partners():
     assert views.lengths[n:].tolist() != inputs.lengths.tolist()
 
 
-def test_each_term_has_its_pair_its_temperature_and_its_weight():
+def assert_terms(extra, final, again, partner, targets) -> None:
+    for name, pair, weight, temperature in (
+        ("unsupervised", (final, again), 0.2, 0.7),
+        ("supervised", (final, partner), 0.3, 1.1),
+        ("cross", (again, partner), 0.5, 1.3),
+    ):
+        value = weight * contrastive_loss(*pair, targets, temperature)
+        torch.testing.assert_close(extra[name], value, rtol=1e-4, atol=1e-5)
+    assert list(extra) == ["unsupervised", "supervised", "cross"]
+
+
+def test_the_loss_is_the_next_item_s_and_three_weighted_terms_of_final_states():
     model = build_lively("duorec").eval()  # without dropout both views of an input are equal
     sequences = random_sequences([5, 2, 11, 7, 3], n_items=3)
     batch = model.training_batch(sequences, np.arange(5), np.random.default_rng(0))
@@ -126,14 +137,24 @@ def test_each_term_has_its_pair_its_temperature_and_its_weight():
             logits, batch.next_items.targets - 1, reduction="sum"
         )
         torch.testing.assert_close(loss.total, expected, rtol=1e-5, atol=0)
-        for name, pair, weight, temperature in (
-            ("unsupervised", (last, last), 0.2, 0.7),
-            ("supervised", (last, partner), 0.3, 1.1),
-            ("cross", (last, partner), 0.5, 1.3),
-        ):
-            value = weight * contrastive_loss(*pair, targets, temperature)
-            torch.testing.assert_close(loss.extra[name], value, rtol=1e-4, atol=1e-5)
-    assert list(loss.extra) == ["unsupervised", "supervised", "cross"]
+        assert_terms(loss.extra, last, last, partner, targets)
+
+
+def test_under_dropout_each_term_contrasts_its_own_two_of_three_states():
+    model = build_lively("duorec").train()
+    sequences = random_sequences([5, 2, 11, 7, 3], n_items=3)
+    batch = model.training_batch(sequences, np.arange(5), np.random.default_rng(0))
+    outputs = []
+    model.encoder.register_forward_hook(lambda _, __, output: outputs.append(output.detach()))
+    with torch.no_grad():
+        loss = model.training_loss(batch)
+    encoded, *views = outputs
+    final = encoded[np.cumsum(sequences.lengths - 1) - 1]
+    again, partner = torch.cat(views).chunk(2)
+    for one, other in ((final, again), (final, partner), (again, partner)):
+        assert not torch.isclose(one, other).all(dim=1).any()
+    targets = torch.from_numpy(sequences.recent_item(0)).long()
+    assert_terms(loss.extra, final, again, partner, targets)
 
 
 def test_the_index_follows_the_training_sequences():
@@ -145,9 +166,36 @@ def test_the_index_follows_the_training_sequences():
     assert model._same_target.sequences is other
 
 
-def test_concatenated_sequences_keep_their_order():
-    one, other = Sequences.from_lists([[1, 2], [3]]), Sequences.from_lists([[4, 5, 6]], [9])
-    both = concatenate(one, other)
-    assert both.items.tolist() == [1, 2, 3, 4, 5, 6]
-    assert both.offsets.tolist() == [0, 2, 3, 6]
-    assert both.user_ids.tolist() == [1, 2, 9]
+@pytest.mark.parametrize(
+    ("counting", "views"),
+    [
+        ((), ()),
+        (("unsupervised",), ("again",)),
+        (("supervised",), ("partner",)),
+        (("cross",), ("again", "partner")),
+    ],
+)
+def test_a_term_of_weight_0_costs_nothing_and_leaves_the_others_as_they_are(counting, views):
+    sequences = random_sequences([5, 2, 11, 7, 3], n_items=3)
+    all_terms = build_lively("duorec").eval()
+    config = all_terms.config
+    without = {
+        name: getattr(config, name).model_copy(update={"weight": 0.0})
+        for name in config.contrasts
+        if name not in counting
+    }
+    some_terms = Model(config.model_copy(update=without), all_terms.n_items).eval()
+    some_terms.load_state_dict(all_terms.state_dict())
+
+    losses = []
+    for model in (all_terms, some_terms):
+        batch = model.training_batch(sequences, np.arange(5), np.random.default_rng(0))
+        with torch.no_grad():
+            losses.append(model.training_loss(batch))
+    assert batch.names == views
+    assert (batch.views.n_sequences if batch.views else 0) == 5 * len(views)
+    expected, found = losses
+    assert tuple(found.extra) == counting
+    assert found.total == expected.total
+    for name in counting:
+        torch.testing.assert_close(found.extra[name], expected.extra[name])

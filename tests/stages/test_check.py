@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -43,7 +44,13 @@ def test_the_repositorys_own_file_has_no_slip(capsys):
         (("run", "seeds"), [17, 17], r"run\.seeds: names 17 more than once"),
         (("run", "models"), ["sasreq"], "unknown model 'sasreq'; did you mean 'sasrec'"),
         (("models", "sasrec", "block"), "pre_ln", r"models\.sasrec\.block"),  # imported.py's alone
+        (("models", "sasrec.big"), {}, r"models\.sasrec\.big: there is no file src/"),
         (("models", "duorec", "cross", "wait"), 0.1, r"models\.duorec\.cross\.wait: unknown key"),
+        (("models", "duorec", "cross", "weight"), math.inf, r"cross\.weight: .* finite"),
+        (("models", "sasrec", "n_heads"), 3, r"models\.sasrec: n_heads 3 does not divide"),
+        (("models", "bert4rec", "n_layers"), True, r"models\.bert4rec\.n_layers: .* integer"),
+        (("models", "gru4rec", "dropout"), "0,5", r"models\.gru4rec\.dropout: .* number"),
+        (("train", "batch_size"), True, r"train\.batch_size: .* integer"),
         (("datasets", "toys", "raw", "kind"), "jason_lines", r"datasets\.toys\.raw"),
         (("datasets", "toys", "sources"), [{"uri": "x"}], r"datasets\.toys\.sources"),
         (("run", "attention_models"), ["gru4rec"], r"run\.attention_models names gru4rec"),

@@ -87,7 +87,7 @@ def test_there_is_no_dropout_to_choose(workspace):
     write_params(workspace)
     choose_dropout.main("tiny", "imported")
     found = json.loads(Path("tuning/tiny/imported.json").read_text())
-    assert found == {"dropout": None, "chosen_on_validation": False}
+    assert found == {"dropout": None, "chosen_on_validation": False, "batch_size": 256}
 
 
 def test_a_data_set_without_a_checkpoint_is_refused(workspace):

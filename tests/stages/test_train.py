@@ -83,6 +83,7 @@ def test_a_data_set_that_is_not_named_keeps_the_models_own_dropout(workspace):
     assert read("tuning/tiny/sasrec.json") == {
         "dropout": read_params()["models"]["sasrec"]["dropout"],
         "chosen_on_validation": False,
+        "batch_size": 16,
     }
     assert not Path(".ckpt").exists()
 
@@ -127,7 +128,19 @@ def test_dropouts_are_compared_on_the_whole_validation_partition(workspace):
     assert read("models/tiny/sasrec/17/config.json")["validation_NDCG@10"] != expected
 
 
+# The stage, saving after every step.
+SAVE_ALWAYS = """
+from stages import train
+from lastclick import training
+training.CHECKPOINT_SECONDS = 0
+train.main("tiny", "sasrec", 17)
+"""
+
+
 def test_train_writes_the_same_bytes_after_a_kill_as_undisturbed(workspace):
+    params = read_params()
+    params["train"] |= {"max_epochs": 30, "patience": 30}  # far from its end when it is killed
+    write_params(params)
     choose_dropout.main("tiny", "sasrec")
     train.main("tiny", "sasrec", 17)
     folder = Path("models/tiny/sasrec/17")
@@ -139,13 +152,16 @@ def test_train_writes_the_same_bytes_after_a_kill_as_undisturbed(workspace):
         path.unlink()
 
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "stages.train", "tiny", "sasrec", "17"]
+    command = [sys.executable, "-c", SAVE_ALWAYS]
     with subprocess.Popen(command, cwd=workspace, env=environment) as process:
-        while process.poll() is None and not list(workspace.glob(".ckpt/**/writer")):
+        while process.poll() is None and not list(workspace.glob(".ckpt/**/state.safetensors")):
             time.sleep(0.01)
-        time.sleep(0.2)
         process.send_signal(signal.SIGKILL)
-    assert not folder.exists() or not list(folder.iterdir())
+    assert process.returncode == -signal.SIGKILL
+    assert list(workspace.glob(".ckpt/**/state.safetensors"))
+    assert not list(workspace.glob(".ckpt/**/final.safetensors"))
+    assert not list(folder.iterdir())
+    command = [sys.executable, "-m", "stages.train", "tiny", "sasrec", "17"]
     subprocess.run(command, cwd=workspace, env=environment, check=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == undisturbed
 

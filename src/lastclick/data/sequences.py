@@ -98,6 +98,13 @@ class Sequences:
         token = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], kept)
         return Sequences(self.user_ids, self.items[token], offsets)
 
+    def before(self, tokens: np.ndarray) -> Sequences:
+        """For each of ``tokens (n,)``, numbers of places in ``items``, what precedes it in its
+        sequence: n sequences, empty where it is the first one."""
+        ends = self.offsets[1:]
+        sequence = np.searchsorted(ends, tokens, side="right")
+        return self.take(sequence).window(drop_last=ends[sequence] - tokens)
+
     def recent_item(self, offset: int) -> np.ndarray:
         """The item ``offset`` places before the newest, ``(n_sequences,)``; 0: there is none."""
         exists = self.lengths > offset
@@ -105,6 +112,16 @@ class Sequences:
         if len(self.items) == 0:
             return np.zeros(len(self), dtype=np.int32)
         return np.where(exists, self.items[index], PADDING_ID).astype(np.int32)
+
+
+def concatenate(parts: Sequence[Sequences]) -> Sequences:
+    """The sequences of all ``parts``, in order; at least one part."""
+    lengths = np.concatenate([part.lengths for part in parts])
+    return Sequences(
+        np.concatenate([part.user_ids for part in parts]),
+        np.concatenate([part.items for part in parts]),
+        np.concatenate(([0], np.cumsum(lengths))),
+    )
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel
+from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lastclick.data.sequences import Batch, Queries
-from lastclick.models.base import Recommender
+from lastclick.models.base import ModelConfig, Recommender
 from lastclick.models.layers import Dropout, gather_rows, gather_rows_back
 
 BlockKind = Literal["post_ln", "classic"]
@@ -32,6 +32,32 @@ Shape = tuple[int, int]  # sequences * heads, width
 
 LAYER_NORM_EPS = 1e-12
 INITIAL_STD = 0.02
+
+
+class AttentionConfig(ModelConfig):
+    """Sizes of an attention encoder; ``inner_size`` is the width of the feed-forward part."""
+
+    hidden_size: PositiveInt
+    inner_size: PositiveInt
+    n_layers: PositiveInt
+    n_heads: PositiveInt
+    dropout: float = Field(ge=0, lt=1)
+    max_length: PositiveInt
+
+    @model_validator(mode="after")
+    def _with_heads_of_one_size(self) -> AttentionConfig:
+        if self.hidden_size % self.n_heads:
+            raise ValueError(
+                f"n_heads {self.n_heads} does not divide hidden_size {self.hidden_size}"
+            )
+        return self
+
+
+class CausalConfig(AttentionConfig):
+    """What else the models that share SASRec's encoder have in common."""
+
+    activation: Activation
+    attention_init: Literal["xavier_uniform", "normal"]
 
 
 class SelfAttention(nn.Module):
@@ -359,7 +385,7 @@ class Encoder(nn.Module):
         return x if self.kind == "post_ln" else self.norm(x)
 
 
-def causal_encoder(config: BaseModel, n_items: int, kind: BlockKind) -> Encoder:
+def causal_encoder(config: CausalConfig, n_items: int, kind: BlockKind) -> Encoder:
     """SASRec's encoder, its sizes from a model's ``config``, freshly initialised."""
     blocks = [
         Block(
@@ -381,7 +407,7 @@ class SelfAttentive(Recommender):
 
     decomposable = True
 
-    def __init__(self, config: BaseModel, n_items: int, encoder: nn.Module):
+    def __init__(self, config: AttentionConfig, n_items: int, encoder: nn.Module):
         super().__init__()
         self.config = config
         self.n_items = n_items

@@ -8,10 +8,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from lastclick.data.sequences import Batch, Sequences
 from lastclick.losses import linear_cross_entropy
+
+
+class ModelConfig(BaseModel):
+    """Sizes and choices of a model: every key known, no text or truth value for a number."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
@@ -19,8 +26,9 @@ class TrainingLoss:
     """The summed next-item loss of a batch, and anything added to its mean.
 
     The trainer minimises ``total / n_targets + sum(extra.values())``; with several processes
-    ``n_targets`` is summed over all of them first, so that the loss does not depend on how a batch
-    is shared out. ``extra`` holds already averaged and weighted terms under readable names.
+    ``n_targets`` is summed over all of them first, so that this loss does not depend on how a batch
+    is shared out. ``extra`` holds weighted terms, averaged over the sequences of the process's
+    share, under readable names.
     """
 
     total: Tensor
@@ -29,14 +37,17 @@ class TrainingLoss:
 
 
 @dataclass(frozen=True)
-class NextItemBatch:
-    """Inputs and, for every one of their tokens, the item that follows it, ``(n_tokens,)``."""
+class TargetBatch:
+    """Inputs, and the item that each of the model's states has to predict, ``(n_states,)``.
+
+    The states are those of all tokens, or of the final ones: the model's ``training_loss`` knows.
+    """
 
     inputs: Batch
     targets: Tensor
 
     @classmethod
-    def of(cls, sequences: Sequences, max_length: int) -> NextItemBatch:
+    def of_all_tokens(cls, sequences: Sequences, max_length: int) -> TargetBatch:
         """Of each sequence the ``max_length`` newest pairs of neighbours."""
         pairs = sequences.window(keep=max_length + 1)
         inputs = pairs.window(drop_last=1)
@@ -45,8 +56,8 @@ class NextItemBatch:
         targets = torch.from_numpy(pairs.items[~is_first].astype(np.int64))
         return cls(Batch.of(inputs), targets)
 
-    def to(self, device: torch.device | str) -> NextItemBatch:
-        return NextItemBatch(self.inputs.to(device), self.targets.to(device, non_blocking=True))
+    def to(self, device: torch.device | str) -> TargetBatch:
+        return TargetBatch(self.inputs.to(device), self.targets.to(device, non_blocking=True))
 
 
 class Recommender(nn.Module, ABC):
@@ -62,6 +73,9 @@ class Recommender(nn.Module, ABC):
     #: Blocks of the form residual + attention whose residual carries an item: residual scaling and
     #: the norm decomposition apply.
     decomposable: ClassVar[bool] = False
+    #: The loss compares the sequences of a batch with each other, those of a process's share among
+    #: themselves: the number of processes changes what is learned.
+    compares_sequences: ClassVar[bool] = False
 
     n_items: int
     max_length: int
@@ -77,7 +91,7 @@ class Recommender(nn.Module, ABC):
         can be replayed. Made on the CPU; the trainer calls its ``.to(device)``. Every sequence
         given has at least two items. Here: every item but the first is to be predicted.
         """
-        return NextItemBatch.of(sequences.take(indices), self.max_length)
+        return TargetBatch.of_all_tokens(sequences.take(indices), self.max_length)
 
     def training_loss(self, training_batch: Any) -> TrainingLoss:
         """The loss of one training batch; here the next item's at every real position."""

@@ -16,24 +16,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import Field
 from torch import Tensor
 
 from lastclick.data.sequences import Batch, Queries, Sequences
-from lastclick.models.attention import Block, Encoder
+from lastclick.models.attention import AttentionConfig, Block, Encoder
 from lastclick.models.base import Recommender, TrainingLoss, refuse_residual_scale
 
 
-class Config(BaseModel):
-    """Sizes and choices of one BERT4Rec; ``inner_size`` is the width of the feed-forward part."""
+class Config(AttentionConfig):
+    """Sizes and choices of one BERT4Rec; one place of ``max_length`` is the mask's."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    hidden_size: PositiveInt
-    inner_size: PositiveInt
-    n_layers: PositiveInt
-    n_heads: PositiveInt
-    dropout: float = Field(ge=0, lt=1)
     mask_probability: float = Field(gt=0, lt=1)
     max_length: int = Field(ge=2)
 

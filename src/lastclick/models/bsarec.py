@@ -24,44 +24,32 @@ less than a loss at every position would, and costs accuracy (see the README).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from lastclick.data.sequences import Batch, Queries, Sequences
 from lastclick.models.attention import (
     LAYER_NORM_EPS,
-    Activation,
+    CausalConfig,
     Encoder,
     FeedForward,
     SelfAttention,
     SelfAttentive,
 )
-from lastclick.models.base import TrainingLoss
+from lastclick.models.base import TargetBatch, TrainingLoss
 from lastclick.models.layers import Dropout, gather_rows, gather_rows_back
 
 
-class Config(BaseModel):
-    """Sizes and choices of one BSARec; ``inner_size`` is the width of the feed-forward part.
+class Config(CausalConfig):
+    """Sizes and choices of one BSARec.
 
     ``low_frequencies`` counts the frequencies of a sequence, from the constant one, that the filter
     calls low; a sequence of n items has n // 2 + 1 of them.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    hidden_size: PositiveInt
-    inner_size: PositiveInt
-    n_layers: PositiveInt
-    n_heads: PositiveInt
-    activation: Activation
-    attention_init: Literal["xavier_uniform", "normal"]
-    dropout: float = Field(ge=0, lt=1)
-    max_length: PositiveInt
     filter_weight: float = Field(ge=0, le=1)
     low_frequencies: PositiveInt
     prefixes_per_sequence: PositiveInt
@@ -175,17 +163,6 @@ class Block(nn.Module):
         return self.feed_forward_norm(blend + self.feed_forward(blend))
 
 
-@dataclass(frozen=True)
-class LastItemBatch:
-    """Inputs, and the one item that follows each of them, ``(n_sequences,)``."""
-
-    inputs: Batch
-    targets: Tensor
-
-    def to(self, device: torch.device | str) -> LastItemBatch:
-        return LastItemBatch(self.inputs.to(device), self.targets.to(device, non_blocking=True))
-
-
 class Model(SelfAttentive):
     """See the module's docstring. Through the filter each output depends on all positions."""
 
@@ -205,17 +182,14 @@ class Model(SelfAttentive):
 
     def training_batch(
         self, sequences: Sequences, indices: np.ndarray, rng: np.random.Generator
-    ) -> LastItemBatch:
+    ) -> TargetBatch:
         """Up to ``prefixes_per_sequence`` of each sequence's ``max_length`` newest targets."""
         chosen = sequences.take(indices).window(keep=self.max_length + 1)
         targets = draw_targets(chosen, self.config.prefixes_per_sequence, rng)
-        ends = chosen.offsets[1:]
-        sequence = np.searchsorted(ends, targets, side="right")
-        prefixes = chosen.take(sequence).window(drop_last=ends[sequence] - targets)
         items = torch.from_numpy(chosen.items[targets].astype(np.int64))
-        return LastItemBatch(Batch.of(prefixes), items)
+        return TargetBatch(Batch.of(chosen.before(targets)), items)
 
-    def training_loss(self, training_batch: LastItemBatch) -> TrainingLoss:
+    def training_loss(self, training_batch: TargetBatch) -> TrainingLoss:
         states = self.final_states(training_batch.inputs)
         return self.catalogue_loss(states, training_batch.targets)
 

@@ -15,59 +15,66 @@ the supervised term pulls together, so they are never negatives of each other.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat
 from torch import Tensor
 
-from lastclick.data.sequences import Batch, Sequences
-from lastclick.models.attention import Activation, SelfAttentive, causal_encoder
-from lastclick.models.base import NextItemBatch, TrainingLoss
+from lastclick.data.sequences import Batch, Sequences, concatenate
+from lastclick.models.attention import CausalConfig, SelfAttentive, causal_encoder
+from lastclick.models.base import ModelConfig, TargetBatch, TrainingLoss
+
+# The two members of each term's pairs: final states of a batch's inputs, of the same once more, and
+# of their partners.
+PAIRS = {
+    "unsupervised": ("final", "again"),
+    "supervised": ("final", "partner"),
+    "cross": ("again", "partner"),
+}
 
 
-class Contrast(BaseModel):
-    """How one contrastive term counts; similarities are dot products over ``temperature``."""
+class Contrast(ModelConfig):
+    """How one contrastive term counts; similarities are dot products over ``temperature``.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    A term of weight 0 is not computed.
+    """
 
     weight: float = Field(ge=0)
     temperature: PositiveFloat
 
 
-class Config(BaseModel):
-    """Sizes and choices of one DuoRec; ``inner_size`` is the width of the feed-forward part."""
+class Config(CausalConfig):
+    """Sizes and choices of one DuoRec."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    hidden_size: PositiveInt
-    inner_size: PositiveInt
-    n_layers: PositiveInt
-    n_heads: PositiveInt
-    activation: Activation
-    attention_init: Literal["xavier_uniform", "normal"]
-    dropout: float = Field(ge=0, lt=1)
-    max_length: PositiveInt
     unsupervised: Contrast
     supervised: Contrast
     cross: Contrast
+
+    @property
+    def contrasts(self) -> dict[str, Contrast]:
+        """The terms that count, by name."""
+        contrasts = {name: getattr(self, name) for name in PAIRS}
+        return {name: contrast for name, contrast in contrasts.items() if contrast.weight > 0}
 
 
 @dataclass(frozen=True)
 class ContrastiveBatch:
     """A next-item batch of n sequences, and what its final states are compared with.
 
-    ``views`` holds 2n sequences: the inputs of ``next_items`` once more, then for each of them a
-    partner, the input of a training example with the same final target.
+    ``views`` holds n sequences for each of the ``names`` that a term needs: ``again``, the inputs
+    of ``next_items`` once more, and ``partner``, for each of them the input of a training example
+    with the same final target. None where no term counts.
     """
 
-    next_items: NextItemBatch
-    views: Batch
+    next_items: TargetBatch
+    names: tuple[str, ...]
+    views: Batch | None
 
     def to(self, device: torch.device | str) -> ContrastiveBatch:
-        return ContrastiveBatch(self.next_items.to(device), self.views.to(device))
+        views = None if self.views is None else self.views.to(device)
+        return ContrastiveBatch(self.next_items.to(device), self.names, views)
 
 
 class SameTarget:
@@ -98,15 +105,11 @@ class SameTarget:
         chosen = drawn + ((drawn >= own) & (n_others > 0))  # step over the example itself
         return self.examples[chosen]
 
-    def inputs(self, examples: np.ndarray) -> Sequences:
-        """The whole input of each of ``examples``."""
-        ends = self.sequences.offsets[1:]
-        sequence = np.searchsorted(ends, examples, side="right")
-        return self.sequences.take(sequence).window(drop_last=ends[sequence] - examples)
-
 
 class Model(SelfAttentive):
     """See the module's docstring."""
+
+    compares_sequences = True
 
     def __init__(self, config: Config, n_items: int):
         super().__init__(config, n_items, causal_encoder(config, n_items, "post_ln"))
@@ -119,10 +122,15 @@ class Model(SelfAttentive):
         if self._same_target is None or self._same_target.sequences is not sequences:
             self._same_target = SameTarget(sequences)
         chosen = sequences.take(indices)
-        last_tokens = sequences.offsets[indices + 1] - 1
-        partners = self._same_target.inputs(self._same_target.partner(last_tokens, rng))
-        views = concatenate(chosen.window(drop_last=1), partners).window(keep=self.max_length)
-        return ContrastiveBatch(NextItemBatch.of(chosen, self.max_length), Batch.of(views))
+        partners = self._same_target.partner(sequences.offsets[indices + 1] - 1, rng)
+        inputs = {"again": chosen.window(drop_last=1), "partner": sequences.before(partners)}
+        needed = {member for name in self.config.contrasts for member in PAIRS[name]}
+        names = tuple(name for name in inputs if name in needed)
+        views = None
+        if names:
+            together = concatenate([inputs[name] for name in names])
+            views = Batch.of(together.window(keep=self.max_length))
+        return ContrastiveBatch(TargetBatch.of_all_tokens(chosen, self.max_length), names, views)
 
     def training_loss(self, training_batch: ContrastiveBatch) -> TrainingLoss:
         """With several processes, each contrasts the sequences of its own share of the batch."""
@@ -130,17 +138,14 @@ class Model(SelfAttentive):
         states = self.encode(next_items.inputs)
         loss = self.catalogue_loss(states, next_items.targets)
         last = next_items.inputs.last
-        final = states.index_select(0, last)
         targets = next_items.targets.index_select(0, last)
-        again, partner = self.final_states(training_batch.views).chunk(2)
-        pairs = {
-            "unsupervised": (final, again),
-            "supervised": (final, partner),
-            "cross": (again, partner),
-        }
+        members = {"final": states.index_select(0, last)}
+        if training_batch.views is not None:
+            of_views = self.final_states(training_batch.views).split(len(last))
+            members |= zip(training_batch.names, of_views, strict=True)
         extra = {}
-        for name, (one, other) in pairs.items():
-            contrast: Contrast = getattr(self.config, name)
+        for name, contrast in self.config.contrasts.items():
+            one, other = (members[member] for member in PAIRS[name])
             term = contrastive_loss(one, other, targets, contrast.temperature)
             extra[name] = contrast.weight * term
         return replace(loss, extra=extra)
@@ -161,12 +166,3 @@ def contrastive_loss(one: Tensor, other: Tensor, targets: Tensor, temperature: f
     excluded = (targets[:, None] == targets).repeat(2, 2)
     excluded.scatter_(1, partner[:, None], False)
     return F.cross_entropy(similarity.masked_fill(excluded, -torch.inf), partner)
-
-
-def concatenate(one: Sequences, other: Sequences) -> Sequences:
-    """The sequences of ``one`` and then those of ``other``."""
-    return Sequences(
-        np.concatenate((one.user_ids, other.user_ids)),
-        np.concatenate((one.items, other.items)),
-        np.concatenate((one.offsets, one.offsets[-1] + other.offsets[1:])),
-    )

@@ -11,26 +11,24 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import PackedSequence
 
 from lastclick.data.sequences import Batch
-from lastclick.models.base import Recommender, refuse_residual_scale
+from lastclick.models.base import ModelConfig, Recommender, refuse_residual_scale
 from lastclick.models.layers import Dropout, gather_rows
 
 INITIAL_STD = 0.02
 
 
-class Config(BaseModel):
+class Config(ModelConfig):
     """Sizes and choices of one GRU4Rec.
 
     ``dropout`` acts on the item embeddings that enter the network and between its layers.
     ``max_length`` bounds memory and time only: a recurrent network has no positions.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     hidden_size: PositiveInt
     n_layers: PositiveInt

@@ -20,7 +20,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat
 from torch import Tensor, nn
 
 from lastclick.data.sequences import PADDING_ID, Batch, Sequences
@@ -28,6 +28,7 @@ from lastclick.models.attention import (
     INITIAL_STD,
     LAYER_NORM_EPS,
     Activation,
+    AttentionConfig,
     SelfAttention,
     SelfAttentive,
 )
@@ -36,8 +37,8 @@ from lastclick.models.base import Recommender
 from lastclick.models.layers import Dropout
 
 
-class Config(BaseModel):
-    """Architecture of one SASRec; ``inner_size`` is the width of the feed-forward part.
+class Config(AttentionConfig):
+    """Architecture of one SASRec.
 
     ``norm_eps`` is that of the blocks, ``last_norm_eps`` that of the one LayerNorm outside of them,
     which stands where ``norm_at`` says: after the embeddings or after the blocks. ``scale_items``:
@@ -48,15 +49,8 @@ class Config(BaseModel):
     other. ``layout`` and ``n_mean_items`` (items that the checkpoint lacks) are for the record.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     block: Literal["post_ln", "classic", "pre_ln"]
-    hidden_size: PositiveInt
-    inner_size: PositiveInt
-    n_layers: PositiveInt
-    n_heads: PositiveInt
     activation: Activation
-    max_length: PositiveInt
     dropout: float = Field(default=0.0, ge=0, lt=1)
     norm_eps: PositiveFloat = LAYER_NORM_EPS
     last_norm_eps: PositiveFloat = LAYER_NORM_EPS

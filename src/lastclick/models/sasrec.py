@@ -7,27 +7,13 @@ The output vectors are the item embeddings (tied weights).
 
 from __future__ import annotations
 
-from typing import Literal
-
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
-
-from lastclick.models.attention import Activation, BlockKind, SelfAttentive, causal_encoder
+from lastclick.models.attention import BlockKind, CausalConfig, SelfAttentive, causal_encoder
 
 
-class Config(BaseModel):
-    """Sizes and choices of one SASRec; ``inner_size`` is the width of the feed-forward part."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Config(CausalConfig):
+    """Sizes and choices of one SASRec."""
 
     block: BlockKind
-    hidden_size: PositiveInt
-    inner_size: PositiveInt
-    n_layers: PositiveInt
-    n_heads: PositiveInt
-    activation: Activation
-    attention_init: Literal["xavier_uniform", "normal"]
-    dropout: float = Field(ge=0, lt=1)
-    max_length: PositiveInt
 
 
 class Model(SelfAttentive):
