@@ -76,11 +76,10 @@ def source_digest(*modules: str) -> str:
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     for node in ast.walk(tree):
-        match node:
-            case ast.Module() | ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
-                if ast.get_docstring(node, clean=False) is not None:
-                    node.body[0].value = ast.Constant(None)
+        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+            node.body[0].value = ast.Constant(None)
     return tree
 
 

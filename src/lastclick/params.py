@@ -20,29 +20,16 @@ import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
-    FiniteFloat,
     ValidationError,
     model_validator,
 )
 
 from lastclick.errors import UserError
+from lastclick.fields import Count, CountOrZero, Number
 
 PARAMS_FILE = Path("params.yaml")
-
-
-def _refuse_booleans(value: Any) -> Any:
-    # pydantic would read true as 1, and YAML turns "yes" and "on" into true.
-    if isinstance(value, bool):
-        raise ValueError("should be a number, not true or false")
-    return value
-
-
-Number = Annotated[FiniteFloat, BeforeValidator(_refuse_booleans)]
-Count = Annotated[int, Field(strict=True, gt=0)]
-CountOrZero = Annotated[int, Field(strict=True, ge=0)]
 
 
 def _distinct(values: tuple) -> tuple:

@@ -64,6 +64,12 @@ def test_a_slip_is_named(keys, value, message):
         check.main()
 
 
+def test_small_numbers_are_read_as_dvc_writes_them():
+    # `-S models.duorec.cross.weight=0.00001` arrives as 1e-05, which YAML 1.1 takes for text.
+    write_with("models", "duorec", "cross", "weight", value="1e-05")
+    check.main()
+
+
 def test_a_trained_model_without_an_attention_residual_is_not_scaled(tmp_path):
     write_with("run", "attention_models", value=["gru4rec"])
     with pytest.raises(UserError, match=r"run\.attention_models names gru4rec"):

@@ -99,8 +99,10 @@ class Sequences:
         return Sequences(self.user_ids, self.items[token], offsets)
 
     def before(self, tokens: np.ndarray) -> Sequences:
-        """For each of ``tokens (n,)``, numbers of places in ``items``, what precedes it in its
-        sequence: n sequences, empty where it is the first one."""
+        """What precedes each of ``tokens (n,)``, places in ``items``, in its sequence.
+
+        These are n sequences; that of a first token is empty.
+        """
         ends = self.offsets[1:]
         sequence = np.searchsorted(ends, tokens, side="right")
         return self.take(sequence).window(drop_last=ends[sequence] - tokens)

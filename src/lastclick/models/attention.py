@@ -18,11 +18,12 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lastclick.data.sequences import Batch, Queries
+from lastclick.fields import Count, Number
 from lastclick.models.base import ModelConfig, Recommender
 from lastclick.models.layers import Dropout, gather_rows, gather_rows_back
 
@@ -37,12 +38,12 @@ INITIAL_STD = 0.02
 class AttentionConfig(ModelConfig):
     """Sizes of an attention encoder; ``inner_size`` is the width of the feed-forward part."""
 
-    hidden_size: PositiveInt
-    inner_size: PositiveInt
-    n_layers: PositiveInt
-    n_heads: PositiveInt
-    dropout: float = Field(ge=0, lt=1)
-    max_length: PositiveInt
+    hidden_size: Count
+    inner_size: Count
+    n_layers: Count
+    n_heads: Count
+    dropout: Number = Field(ge=0, lt=1)
+    max_length: Count
 
     @model_validator(mode="after")
     def _with_heads_of_one_size(self) -> AttentionConfig:
@@ -107,7 +108,7 @@ class SelfAttention(nn.Module):
         return self.output(gather_rows_back(attended, query_slots).view(query_input.shape))
 
     def _beside_each_other(self, rows: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """`rows` and `slots` for two vectors a head: all slots of the first, then of the second.
+        """Rows and slots for two vectors a head: all slots of the first, then those of the second.
 
         A token's rows are the first vectors of its heads, then the second ones.
         """

@@ -16,9 +16,9 @@ from lastclick.losses import linear_cross_entropy
 
 
 class ModelConfig(BaseModel):
-    """Sizes and choices of a model: every key known, no text or truth value for a number."""
+    """Sizes and choices of a model: every key is known."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @dataclass(frozen=True)

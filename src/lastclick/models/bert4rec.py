@@ -20,6 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from lastclick.data.sequences import Batch, Queries, Sequences
+from lastclick.fields import Count, Number
 from lastclick.models.attention import AttentionConfig, Block, Encoder
 from lastclick.models.base import Recommender, TrainingLoss, refuse_residual_scale
 
@@ -27,8 +28,8 @@ from lastclick.models.base import Recommender, TrainingLoss, refuse_residual_sca
 class Config(AttentionConfig):
     """Sizes and choices of one BERT4Rec; one place of ``max_length`` is the mask's."""
 
-    mask_probability: float = Field(gt=0, lt=1)
-    max_length: int = Field(ge=2)
+    mask_probability: Number = Field(gt=0, lt=1)
+    max_length: Count = Field(ge=2)
 
 
 @dataclass(frozen=True)

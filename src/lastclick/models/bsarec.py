@@ -27,10 +27,11 @@ import math
 
 import numpy as np
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from torch import Tensor, nn
 
 from lastclick.data.sequences import Batch, Queries, Sequences
+from lastclick.fields import Count, Number
 from lastclick.models.attention import (
     LAYER_NORM_EPS,
     CausalConfig,
@@ -50,9 +51,9 @@ class Config(CausalConfig):
     calls low; a sequence of n items has n // 2 + 1 of them.
     """
 
-    filter_weight: float = Field(ge=0, le=1)
-    low_frequencies: PositiveInt
-    prefixes_per_sequence: PositiveInt
+    filter_weight: Number = Field(ge=0, le=1)
+    low_frequencies: Count
+    prefixes_per_sequence: Count
 
 
 def low_pass_basis(batch: Batch, n_frequencies: int) -> Tensor:

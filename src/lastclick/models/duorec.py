@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveFloat
+from pydantic import Field
 from torch import Tensor
 
 from lastclick.data.sequences import Batch, Sequences, concatenate
+from lastclick.fields import Number
 from lastclick.models.attention import CausalConfig, SelfAttentive, causal_encoder
 from lastclick.models.base import ModelConfig, TargetBatch, TrainingLoss
 
@@ -41,8 +42,8 @@ class Contrast(ModelConfig):
     A term of weight 0 is not computed.
     """
 
-    weight: float = Field(ge=0)
-    temperature: PositiveFloat
+    weight: Number = Field(ge=0)
+    temperature: Number = Field(gt=0)
 
 
 class Config(CausalConfig):
@@ -122,15 +123,18 @@ class Model(SelfAttentive):
         if self._same_target is None or self._same_target.sequences is not sequences:
             self._same_target = SameTarget(sequences)
         chosen = sequences.take(indices)
-        partners = self._same_target.partner(sequences.offsets[indices + 1] - 1, rng)
-        inputs = {"again": chosen.window(drop_last=1), "partner": sequences.before(partners)}
         needed = {member for name in self.config.contrasts for member in PAIRS[name]}
-        names = tuple(name for name in inputs if name in needed)
+        inputs = {}
+        if "again" in needed:
+            inputs["again"] = chosen.window(drop_last=1)
+        if "partner" in needed:
+            partners = self._same_target.partner(sequences.offsets[indices + 1] - 1, rng)
+            inputs["partner"] = sequences.before(partners)
         views = None
-        if names:
-            together = concatenate([inputs[name] for name in names])
-            views = Batch.of(together.window(keep=self.max_length))
-        return ContrastiveBatch(TargetBatch.of_all_tokens(chosen, self.max_length), names, views)
+        if inputs:
+            views = Batch.of(concatenate([*inputs.values()]).window(keep=self.max_length))
+        next_items = TargetBatch.of_all_tokens(chosen, self.max_length)
+        return ContrastiveBatch(next_items, tuple(inputs), views)
 
     def training_loss(self, training_batch: ContrastiveBatch) -> TrainingLoss:
         """With several processes, each contrasts the sequences of its own share of the batch."""

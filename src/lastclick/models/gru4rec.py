@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import PackedSequence
 
 from lastclick.data.sequences import Batch
+from lastclick.fields import Count, Number
 from lastclick.models.base import ModelConfig, Recommender, refuse_residual_scale
 from lastclick.models.layers import Dropout, gather_rows
 
@@ -30,10 +31,10 @@ class Config(ModelConfig):
     ``max_length`` bounds memory and time only: a recurrent network has no positions.
     """
 
-    hidden_size: PositiveInt
-    n_layers: PositiveInt
-    dropout: float = Field(ge=0, lt=1)
-    max_length: PositiveInt
+    hidden_size: Count
+    n_layers: Count
+    dropout: Number = Field(ge=0, lt=1)
+    max_length: Count
 
 
 class Model(Recommender):
