@@ -8,13 +8,13 @@ import math
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -62,9 +62,9 @@ def batches(monkeypatch) -> list[np.ndarray]:
     recorded = []
     make = sasrec.Model.training_batch
 
-    def record(self, sequences, indices, rng):
+    def record(self, sequences, indices, *further):
         recorded.append(indices)
-        return make(self, sequences, indices, rng)
+        return make(self, sequences, indices, *further)
 
     monkeypatch.setattr(sasrec.Model, "training_batch", record)
     return recorded
@@ -76,9 +76,9 @@ def draws(monkeypatch) -> dict[str, list[float]]:
     recorded = {"data": [], "dropout": []}
     make, loss = sasrec.Model.training_batch, sasrec.Model.training_loss
 
-    def draw_data(self, sequences, indices, rng):
+    def draw_data(self, sequences, indices, rng, share):
         recorded["data"].append(rng.random())
-        return make(self, sequences, indices, rng)
+        return make(self, sequences, indices, rng, share)
 
     def draw_dropout(self, training_batch):
         recorded["dropout"].append(torch.rand(1).item())
@@ -129,8 +129,8 @@ def test_a_step_is_one_of_adam_on_the_mean_loss_plus_the_extra_terms(fabric, mon
         fresh.append(copy.deepcopy(model))
         return model
 
-    def record(self, sequences, indices, rng):
-        batches.append(make(self, sequences, indices, rng))
+    def record(*arguments):
+        batches.append(make(*arguments))
         return batches[-1]
 
     monkeypatch.setattr(engine, "build_model", build)
@@ -301,6 +301,20 @@ class Interrupted(Exception):
     pass
 
 
+def interrupt_after(monkeypatch, n_steps: int) -> None:
+    """Let Interrupted be raised in place of the step after so many."""
+    train_step = engine._Trainer._train_step
+    taken = []
+
+    def interrupt(self, users):
+        if len(taken) == n_steps:
+            raise Interrupted
+        taken.append(users)
+        train_step(self, users)
+
+    monkeypatch.setattr(engine._Trainer, "_train_step", interrupt)
+
+
 @pytest.mark.parametrize(
     ("model", "step"),
     [*((model, 10) for model in MODELS), ("sasrec", 1), ("sasrec", 7), ("sasrec", 24)],
@@ -310,27 +324,14 @@ def test_an_interrupted_training_continues_to_the_same_bits(
 ):
     undisturbed = train(fabric, model=model)
     n_steps = 7 * len(undisturbed.history)
-    taken = []
-    train_step = engine._Trainer._train_step
-
-    def interrupt(self, users):
-        if len(taken) == step:
-            raise Interrupted
-        taken.append(users)
-        train_step(self, users)
-
-    monkeypatch.setattr(engine._Trainer, "_train_step", interrupt)
-    with pytest.raises(Interrupted):
-        train(fabric, model=model, cell=tmp_path)
-
-    def count(self, users):
-        taken.append(users)
-        train_step(self, users)
-
-    monkeypatch.setattr(engine._Trainer, "_train_step", count)
+    with monkeypatch.context() as patched:
+        interrupt_after(patched, step)
+        with pytest.raises(Interrupted):
+            train(fabric, model=model, cell=tmp_path)
+    # None is done twice.
+    interrupt_after(monkeypatch, n_steps - step)
     torch.manual_seed(3)
     assert_same(train(fabric, model=model, cell=tmp_path), undisturbed)
-    assert len(taken) == n_steps  # none was done twice
 
 
 def test_an_interrupted_training_goes_on_to_draw_what_an_undisturbed_one_does(
@@ -340,15 +341,8 @@ def test_an_interrupted_training_goes_on_to_draw_what_an_undisturbed_one_does(
     undisturbed = copy.deepcopy(draws)
     for drawn in draws.values():
         drawn.clear()
-    train_step = engine._Trainer._train_step
-
-    def interrupt(self, users):
-        if len(draws["data"]) == 10:
-            raise Interrupted
-        train_step(self, users)
-
     with monkeypatch.context() as patched:
-        patched.setattr(engine._Trainer, "_train_step", interrupt)
+        interrupt_after(patched, n_steps=10)
         with pytest.raises(Interrupted):
             train(fabric, cell=tmp_path)
     train(fabric, cell=tmp_path)
@@ -363,8 +357,12 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(("src", "."))}
 
 
-def kill_training_at_random_moments(tmp_path: Path, n_kills: int) -> None:
-    """Start the example and kill it with signal 9 some time after it has begun to save."""
+def kill_training_at_random_moments(tmp_path: Path, n_kills: int) -> int:
+    """Start the example and kill it with signal 9 some time after it has begun to save.
+
+    Returns how often it was killed and had not ended before.
+    """
+    n_killed = 0
     cell = tmp_path / "cell"
     command = start_training(tmp_path / "unused", "--cell", str(cell), "--threads", "1")
     for _ in range(n_kills):
@@ -374,18 +372,22 @@ def kill_training_at_random_moments(tmp_path: Path, n_kills: int) -> None:
                 path: path.stat().st_mtime_ns for path in cell.glob("*/*.safetensors")
             }:
                 time.sleep(0.01)
-            time.sleep(random.uniform(0, 0.4))
+            time.sleep(random.uniform(0, 0.2))
             process.kill()
+            n_killed += process.wait() == -signal.SIGKILL
+    return n_killed
 
 
 def test_a_training_killed_at_a_random_moment_ends_in_the_same_bits(fabric, tmp_path):
-    kill_training_at_random_moments(tmp_path, n_kills=1)
+    assert kill_training_at_random_moments(tmp_path, n_kills=1) == 1
+    assert not list(tmp_path.glob("cell/*/final.safetensors"))
+    assert len(list(tmp_path.glob("cell/*/state.safetensors"))) == 1
     assert_same(train(fabric, cell=tmp_path / "cell"), train(fabric))
 
 
 @pytest.mark.slow
 def test_a_training_killed_again_and_again_ends_in_the_same_bits(fabric, tmp_path):
-    kill_training_at_random_moments(tmp_path, n_kills=7)
+    assert kill_training_at_random_moments(tmp_path, n_kills=7) >= 2
     assert_same(train(fabric, cell=tmp_path / "cell"), train(fabric))
 
 
@@ -471,12 +473,6 @@ def test_a_change_of_any_part_of_a_job_changes_its_identity(fabric, monkeypatch)
     assert replace(job, label="another").identity() == job.identity()
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_processes_are_part_of_the_identity_of_models_that_compare_sequences(fabric, model):
-    two = replace(job_of(model, fabric), fabric=SimpleNamespace(world_size=2))
-    assert (two.identity() != job_of(model, fabric).identity()) == (model == "duorec")
-
-
 def test_a_second_writer_of_a_cell_is_refused(fabric, tmp_path):
     with (
         Checkpoints(tmp_path, "another key").only_writer(),
@@ -506,29 +502,92 @@ def train_in_two_processes(tmp_path: Path, *options: str, torchrun: bool = False
     return json.loads((tmp_path / "two.json").read_text())
 
 
-@pytest.mark.parametrize(("model", "torchrun"), [("sasrec", True), ("gru4rec", False)])
+@pytest.mark.parametrize(
+    ("model", "torchrun"),
+    [(model, model == "sasrec") for model in MODELS],
+)
 def test_two_processes_follow_the_loss_curve_of_one(fabric, tmp_path, model, torchrun):
     options = ("--model", model, "--dropout", "0", "--cell", str(tmp_path / "cell"))
     two = train_in_two_processes(tmp_path, *options, torchrun=torchrun)
     one = train(fabric, model=model, dropout=0.0, n_users=33)
     assert len(two) == len(one.history)
     for found, expected in zip(two, one.history, strict=True):
-        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+        assert found.keys() == expected.keys()
+        for name in found.keys() - {"epoch", NDCG}:
+            assert found[name] == pytest.approx(expected[name], rel=1e-4)
         assert found[NDCG] == pytest.approx(expected[NDCG], abs=0.02)
     assert two[0]["loss"] == pytest.approx(one.history[0]["loss"], rel=1e-6)
     weights = load_file(tmp_path / "two.safetensors")
     for name, weight in one.weights.items():
-        torch.testing.assert_close(weights[name], weight, rtol=1e-3, atol=1e-3)
+        found = weights[name]
+        if name.endswith("key_value.bias"):
+            # A key's bias moves all logits of a query alike. Its gradient is rounding, which Adam
+            # makes as large as any other.
+            found, weight = found.chunk(2)[1], weight.chunk(2)[1]
+        torch.testing.assert_close(found, weight, rtol=1e-3, atol=1e-3)
+
+
+def test_two_processes_continue_what_one_began(fabric, tmp_path, monkeypatch):
+    cell = tmp_path / "cell"
+    one = train(fabric, dropout=0.0, n_users=33)
+    with monkeypatch.context() as patched:
+        interrupt_after(patched, n_steps=4)
+        with pytest.raises(Interrupted):
+            train(fabric, dropout=0.0, n_users=33, cell=cell)
+    two = train_in_two_processes(tmp_path, "--dropout", "0", "--cell", str(cell))
+    assert two[0] == one.history[0]
+    assert [row["loss"] for row in two] == pytest.approx(
+        [row["loss"] for row in one.history], rel=1e-4
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_trains_in_two_processes(fabric, tmp_path, model):
-    # Masks, prefixes, partners and dropout are each process's own, so the curve is only near.
+    # Dropout is each process's own, so the curve is only near.
     two = train_in_two_processes(tmp_path, "--model", model, "--dropout", "0.1")
     one = train(fabric, model=model, dropout=0.1, n_users=33)
     assert two[0].keys() == one.history[0].keys()
     assert two[0]["loss"] == pytest.approx(one.history[0]["loss"], rel=0.02)
+
+
+# ------------------------------------------------------------------------------------------ cuda
+
+
+@pytest.fixture
+def cuda() -> Iterator[Callable[[str], Fabric]]:
+    """Launches on a CUDA device with a given precision."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    yield lambda precision: launch(Compute("cuda", 1, 1), precision)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 0.03)])
+def test_a_gpu_trains_about_as_a_cpu_does(fabric, cuda, model, precision, tolerance):
+    expected = train(fabric, model=model, dropout=0.0).history
+    settings = replace(SETTINGS, precision=precision, loss_precision=precision)
+    fitted = train(cuda(precision), model=model, dropout=0.0, settings=settings)
+    for found, row in zip(fitted.history[:3], expected[:3], strict=True):
+        for name in row.keys() - {"epoch", NDCG}:
+            assert found[name] == pytest.approx(row[name], rel=tolerance)
+    assert {weight.dtype for weight in fitted.weights.values()} == {torch.float32}
+    assert {weight.device.type for weight in fitted.weights.values()} == {"cpu"}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("model", MODELS)
+def test_an_interrupted_training_continues_to_the_same_bits_on_a_gpu(
+    cuda, tmp_path, monkeypatch, model
+):
+    undisturbed = train(cuda("fp32"), model=model)
+    with monkeypatch.context() as patched:
+        interrupt_after(patched, n_steps=10)
+        with pytest.raises(Interrupted):
+            train(cuda("fp32"), model=model, cell=tmp_path)
+    assert_same(train(cuda("fp32"), model=model, cell=tmp_path), undisturbed)
 
 
 # ------------------------------------------------------------------------ precision and progress

@@ -37,7 +37,7 @@ _CONTRAST = {"weight": 0.1, "temperature": 1.0}
 _CONFIGS = {
     "gru4rec": {},
     "sasrec": {**_ATTENTION, "block": "post_ln"},
-    "bert4rec": {**_FEED_FORWARD, "mask_probability": 0.3},
+    "bert4rec": {**_FEED_FORWARD, "mask_probability": 0.3, "maskings_per_sequence": 2},
     "duorec": {
         **_ATTENTION,
         "unsupervised": _CONTRAST,
@@ -104,9 +104,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     fabric = launch(Compute("cpu", options.devices, options.threads), SETTINGS.precision)
+    cell = options.cell
+    if not fabric.is_global_zero:
+        cell = Path("what no process may need")  # as on another machine
     fitted = train(
-        fabric, model=options.model, dropout=options.dropout, cell=options.cell,
-        n_users=options.users,
+        fabric, model=options.model, dropout=options.dropout, cell=cell, n_users=options.users,
     )  # fmt: skip
     if fabric.is_global_zero:
         save_file(fitted.weights, f"{options.output}.safetensors")

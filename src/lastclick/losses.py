@@ -302,9 +302,13 @@ def _add_matmul(accumulator: Tensor, a: Tensor, b: Tensor) -> None:
 
 def effective_precision(precision: Precision, device: torch.device) -> Precision:
     """What the loss computes on the device where `precision` is asked for."""
-    if device.type == "cpu" and not cpu_multiplies_bfloat16():
+    if precision == "fp32":
         return "fp32"
-    return precision
+    if device.type == "cuda":
+        able = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        able = cpu_multiplies_bfloat16()
+    return "bf16" if able else "fp32"
 
 
 @cache

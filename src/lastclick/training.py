@@ -6,12 +6,11 @@ what a batch is and what its loss is (``models/base.py``); nothing here knows wh
 
 Devices, processes and mixed precision are those of lightning-fabric. With several processes each
 batch is shared out over them and its loss normalised by the whole batch's number of targets, so
-that the number of processes changes what is learned by other random choices alone; but for models
-that compare the sequences of a batch with each other, whose identity it is part of.
+that the number of processes changes what is learned by another dropout alone.
 
-All randomness is a function of (seed, epoch, step, process): the order of users, the model's
-choices of data, and dropout, whose generator is seeded anew at every step. So the place where a
-training was interrupted is all the random state there is to save.
+All randomness is a function of (seed, epoch, step): the order of users, the model's choices of
+data, and dropout, whose generator is seeded anew at every step, in each process in its own way. So
+the place where a training was interrupted is all the random state there is to save.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import polars as pl
@@ -41,6 +40,8 @@ from lastclick.errors import UserError
 from lastclick.losses import effective_precision
 from lastclick.models.base import Recommender, TrainingLoss
 from lastclick.ranking import NonFiniteScoresError, SeenItems, ranks_of
+
+Result = TypeVar("Result")
 
 #: Cut-off of the validation metric.
 K = 10
@@ -181,7 +182,7 @@ def fit(
     ``training`` and ``validation`` hold items of a catalogue 1..``n_items``; ``fabric`` is what
     ``launch`` returned for ``settings.precision``. A processor that cannot multiply bfloat16 turns
     ``settings.loss_precision`` into "fp32", and says so. ``cell``, where given, is the folder of
-    its checkpoints (which every process must be able to read): an interrupted training of the same
+    its checkpoints, which the first process reads and writes: an interrupted training of the same
     model, parameters, data and code is continued, and a finished one returned at once. Checkpoints
     are ``checkpoint_seconds`` apart (CHECKPOINT_SECONDS). ``label`` names the training in its
     progress bar.
@@ -209,7 +210,7 @@ def fit(
     )  # fmt: skip
     checkpoints = None if cell is None else Checkpoints(cell, job.identity())
     with _only_writer(checkpoints, fabric), _explained_memory(job):
-        finished = checkpoints.load_final() if checkpoints else None
+        finished = _by_first_process(fabric, checkpoints.load_final) if checkpoints else None
         if finished is not None:
             weights, numbers = finished
             return Fitted(weights, **numbers)
@@ -281,7 +282,6 @@ class _Job:
 
     def identity(self) -> str:
         """A hash of all that the result depends on, and of nothing about where it is computed."""
-        module = model_module(self.model_name)
         return key_of(
             {
                 "model": self.model_name,
@@ -295,9 +295,9 @@ class _Job:
                 "validation_offsets": self.validation.inputs.offsets,
                 "validation_targets": self.validation.targets,
                 "filter_seen": self.validation.filter_seen,
-                "code": source_digest(__name__, module.__name__),
-                "processes": self.fabric.world_size if module.Model.compares_sequences else 1,
-                "torch": torch.__version__,
+                "code": source_digest(__name__, model_module(self.model_name).__name__),
+                "numpy": np.__version__,
+                "torch": torch.__version__.partition("+")[0],  # any build
             }
         )
 
@@ -306,16 +306,26 @@ class _Job:
 def _only_writer(checkpoints: Checkpoints | None, fabric: Fabric) -> Iterator[None]:
     """Hold the cell's lock in the first process; a refusal is raised in every process."""
     with ExitStack() as held:
-        refusal = None
-        if checkpoints and fabric.is_global_zero:
-            try:
-                held.enter_context(checkpoints.only_writer())
-            except UserError as error:
-                refusal = str(error)
-        refusal = fabric.broadcast(refusal)
-        if refusal is not None:
-            raise UserError(refusal)
+        if checkpoints:
+            _by_first_process(fabric, lambda: held.enter_context(checkpoints.only_writer()))
         yield
+
+
+def _by_first_process(fabric: Fabric, call: Callable[[], Result]) -> Result:
+    """What ``call`` returns in the first process, or the UserError it raises, in every process.
+
+    So processes agree on where they continue, and need not all see the folder of checkpoints.
+    """
+    result, refusal = None, None
+    if fabric.is_global_zero:
+        try:
+            result = call()
+        except UserError as error:
+            refusal = str(error)
+    result, refusal = fabric.broadcast((result, refusal))
+    if refusal is not None:
+        raise UserError(refusal)
+    return result
 
 
 @contextmanager
@@ -327,11 +337,13 @@ def _explained_memory(job: _Job) -> Iterator[None]:
         ran_out = isinstance(error, MemoryError | torch.OutOfMemoryError)
         if not ran_out and "DefaultCPUAllocator" not in str(error):
             raise
+        in_config = ("max_length", "prefixes_per_sequence", "maskings_per_sequence", "hidden_size")
+        sizes = " or ".join(name for name in in_config if hasattr(job.config, name))
         raise UserError(
             f"training {job.model_name} on {job.n_items} items ran out of memory on "
             f"{job.fabric.device}: lower train.batch_size (or train.batch_size_of where that names "
-            f"the data set; now {job.settings.batch_size}) or the model's max_length or "
-            f"hidden_size, or use a machine with more memory ({error})"
+            f"the data set; now {job.settings.batch_size}) or the model's {sizes}, or use a "
+            f"machine with more memory ({error})"
         ) from None
 
 
@@ -370,6 +382,34 @@ class _Progress:
     history: list[HistoryRow] = field(default_factory=list)
 
 
+class _Shares:
+    """How a batch is shared out over processes: like cards to players."""
+
+    def __init__(self, rank: int, n_processes: int):
+        self.rank = rank
+        self.own = slice(rank, None, n_processes)
+        self.sizes = [0] * n_processes
+
+    def set_size(self, n_users: int) -> int:
+        """Take the size of the next batch; returns that of this process's share."""
+        n_processes = len(self.sizes)
+        self.sizes = [len(range(first, n_users, n_processes)) for first in range(n_processes)]
+        return self.sizes[self.rank]
+
+    def gather(self, own: Tensor) -> Tensor:
+        """``Recommender.of_whole_batch``: the values of all shares, one after the other."""
+        if len(self.sizes) == 1:
+            return own
+        own = own[: self.sizes[self.rank]]  # none, of a process without users
+        filling = own.new_zeros(max(self.sizes) - len(own), *own.shape[1:])
+        padded = torch.cat((own.detach(), filling))
+        gathered = [torch.empty_like(padded) for _ in self.sizes]
+        torch.distributed.all_gather(gathered, padded)
+        shares = [share[:size] for share, size in zip(gathered, self.sizes, strict=True)]
+        shares[self.rank] = own
+        return torch.cat(shares)
+
+
 class _Trainer:
     """One training, from fresh weights or a checkpoint to the weights of the best epoch."""
 
@@ -383,6 +423,8 @@ class _Trainer:
         _seed_generators(self.fabric.device, _WEIGHTS, job.seed)
         self.model = build_model(job.model_name, job.config, job.n_items)
         self.model.loss_precision = job.settings.loss_precision
+        self.shares = _Shares(self.fabric.global_rank, self.fabric.world_size)
+        self.model.of_whole_batch = self.shares.gather
         # The fused form is several times faster than the others over a catalogue of embeddings.
         self.adam = torch.optim.Adam(
             self.model.parameters(), lr=job.settings.learning_rate, fused=True
@@ -429,22 +471,22 @@ class _Trainer:
     def _train_step(self, users: np.ndarray) -> None:
         """A step of Adam on the batch of ``users``, of which this process takes its share."""
         job, progress, fabric = self.job, self.progress, self.fabric
-        mine = users[fabric.global_rank :: fabric.world_size]
+        n_own = self.shares.set_size(len(users))
         # A process that a short last batch leaves without users takes part with weight 0.
-        weight = 1 if len(mine) else 0
-        place = (job.seed, progress.epoch, progress.step, fabric.global_rank)
-        _seed_generators(fabric.device, _DROPOUT, *place)
-        batch = self.model.training_batch(
-            job.training, mine if weight else users[:1], np.random.default_rng([_DATA, *place])
-        )
+        share, weight = (self.shares.own, 1) if n_own else (slice(1), 0)
+        place = (job.seed, progress.epoch, progress.step)
+        _seed_generators(fabric.device, _DROPOUT, *place, fabric.global_rank)
+        rng = np.random.default_rng([_DATA, *place])
+        batch = self.model.training_batch(job.training, users, rng, share)
         total, n_targets, extra = self.objective(_Opaque(batch.to(fabric.device)))
         total = total * weight
-        terms = [term * len(mine) for term in extra.values()]
-        counts = torch.tensor([n_targets * weight, len(mine)], dtype=torch.float64)
+        # Every process computes the terms of the whole batch, and the gradient of its own share.
+        terms = [term * n_own for term in extra.values()]
+        counts = torch.tensor([n_targets * weight, n_own], dtype=torch.float64)
         losses = torch.stack([total, *terms]).detach().double()
         sums = torch.cat((losses[:1], counts.to(fabric.device), losses[1:]))
         sums = fabric.all_reduce(sums, reduce_op="sum")
-        objective = total / sums[1] + sum(terms) / sums[2]
+        objective = total / sums[1] + sum(extra.values())
         self.optimizer.zero_grad()
         # With several processes gradients are averaged over them, where their sum is meant.
         fabric.backward(objective * fabric.world_size)
@@ -522,8 +564,10 @@ class _Trainer:
         self.checkpoints.save_state(tensors, numbers)
 
     def _restore(self) -> None:
-        """Continue from the checkpoint, where there is one; every process reads it."""
-        saved = self.checkpoints.load_state() if self.checkpoints else None
+        """Continue from the checkpoint, where there is one."""
+        if not self.checkpoints:
+            return
+        saved = _by_first_process(self.fabric, self.checkpoints.load_state)
         if saved is None:
             return
         tensors, numbers = saved
@@ -605,6 +649,8 @@ class _Display:
         self.n_steps = trainer.n_steps
         self.loss = self.ndcg = self.best = self.left = "?"
         self.durations: list[float] = []
+        if trainer.progress.history:
+            self._tell(trainer.progress)
         self.bar = tqdm(
             total=self.n_steps,
             unit="step",
@@ -638,19 +684,25 @@ class _Display:
         )
 
     def end_epoch(self, progress: _Progress) -> None:
+        self._tell(progress)
+        if self.steps_before == 0:
+            self.durations.append(time.monotonic() - self.started)
+        if not self.durations:
+            return
+        seconds = sum(self.durations) / len(self.durations)
+        # Whether validation still improves decides how many epochs there will be.
+        at_most = self.job.settings.max_epochs - len(progress.history)
+        at_least = min(at_most, progress.stopping.patience - progress.stopping.waited)
+        self.left = " to ".join(tqdm.format_interval(n * seconds) for n in (at_least, at_most))
+
+    def _tell(self, progress: _Progress) -> None:
+        """What the last epoch came to."""
         row, stopping = progress.history[-1], progress.stopping
         ndcg = row[f"validation_NDCG@{K}"]
         self.loss = f"{row['loss']:.3f}"
         self.ndcg = "not finite" if ndcg is None else f"{ndcg:.4f}"
         if stopping.best_value is not None:
             self.best = f"{stopping.best_value:.4f} (epoch {stopping.best_epoch})"
-        # Whether validation still improves decides how many epochs there will be.
-        done = max(1, self.n_steps - self.steps_before)
-        self.durations.append((time.monotonic() - self.started) / done * self.n_steps)
-        seconds = sum(self.durations) / len(self.durations)
-        at_most = self.job.settings.max_epochs - row["epoch"]
-        at_least = min(at_most, stopping.patience - stopping.waited)
-        self.left = " to ".join(tqdm.format_interval(n * seconds) for n in (at_least, at_most))
 
     def close(self, progress: _Progress) -> None:
         self.bar.close()

@@ -28,6 +28,7 @@ VALUES = {
     "dropout": 0.3,
     "max_length": MAX_LENGTH,
     "mask_probability": 0.4,
+    "maskings_per_sequence": 1,
     "filter_weight": 0.6,
     "low_frequencies": 2,
     "prefixes_per_sequence": 3,

@@ -235,6 +235,22 @@ def test_equal_seeds_give_equal_models_batches_and_losses(name, changes):
 
 
 @NAMES_AND_CHANGES
+def test_a_batch_teaches_the_same_however_it_is_shared_out(name, changes):
+    model = build_lively(name, **changes, maskings_per_sequence=2)
+    sequences = random_sequences([5, 2, 11, 13, 17, 4, 6, 9])
+    users = np.array([6, 1, 0, 7, 3, 2, 5])
+
+    def loss_of(*share):
+        batch = model.training_batch(sequences, users, np.random.default_rng(3), *share)
+        return model.training_loss(batch)
+
+    whole = loss_of()
+    shares = [loss_of(slice(first, None, 3)) for first in range(3)]
+    assert whole.n_targets == sum(share.n_targets for share in shares)
+    torch.testing.assert_close(whole.total, sum(share.total for share in shares))
+
+
+@NAMES_AND_CHANGES
 def test_a_new_model_guesses_uniformly_and_learns_a_cycle(name, changes):
     model = build(name, n_items=7, **changes, dropout=0.0).train()
     sequences = Sequences.from_lists(

@@ -55,6 +55,22 @@ def test_a_batch_has_at_least_one_mask_and_every_place_its_chance():
     assert places == {0, 1, 2, 3, 4}
 
 
+def test_a_sequence_is_masked_anew_each_of_several_times():
+    model = build("bert4rec", mask_probability=0.5, maskings_per_sequence=3)
+    sequences = random_sequences([MAX_LENGTH] * 50)
+    batch = masked_batch(model, sequences)
+    assert batch.inputs.lengths.tolist() == [MAX_LENGTH] * 150
+    unmasked = batch.inputs.items.clone()
+    unmasked[batch.masked.tokens] = batch.targets
+    copies = unmasked.view(50, 3, MAX_LENGTH)
+    expected = torch.from_numpy(sequences.items).long().view(50, 1, MAX_LENGTH)
+    assert torch.equal(copies, expected.expand_as(copies))
+    is_mask = (batch.inputs.items == N_ITEMS + 1).view(50, 3, MAX_LENGTH)
+    for one, other in ((0, 1), (1, 2), (0, 2)):
+        same = (is_mask[:, one] == is_mask[:, other]).double().mean().item()
+        assert same == pytest.approx(0.5, abs=0.1)
+
+
 def test_the_newest_items_are_kept():
     model = build("bert4rec")
     sequences = Sequences.from_lists([list(range(1, MAX_LENGTH + 6))])

@@ -103,9 +103,12 @@ class Sequences:
 
         These are n sequences; that of a first token is empty.
         """
-        ends = self.offsets[1:]
-        sequence = np.searchsorted(ends, tokens, side="right")
-        return self.take(sequence).window(drop_last=ends[sequence] - tokens)
+        sequence = self.sequence_of(tokens)
+        return self.take(sequence).window(drop_last=self.offsets[1:][sequence] - tokens)
+
+    def sequence_of(self, tokens: np.ndarray) -> np.ndarray:
+        """The number of the sequence of each of ``tokens (n,)``, places in ``items``."""
+        return np.searchsorted(self.offsets[1:], tokens, side="right")
 
     def recent_item(self, offset: int) -> np.ndarray:
         """The item ``offset`` places before the newest, ``(n_sequences,)``; 0: there is none."""

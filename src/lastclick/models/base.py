@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -13,6 +14,9 @@ from torch import Tensor, nn
 
 from lastclick.data.sequences import Batch, Sequences
 from lastclick.losses import linear_cross_entropy
+
+#: The share of a process that is alone.
+EVERYTHING = slice(None)
 
 
 class ModelConfig(BaseModel):
@@ -26,9 +30,9 @@ class TrainingLoss:
     """The summed next-item loss of a batch, and anything added to its mean.
 
     The trainer minimises ``total / n_targets + sum(extra.values())``; with several processes
-    ``n_targets`` is summed over all of them first, so that this loss does not depend on how a batch
-    is shared out. ``extra`` holds weighted terms, averaged over the sequences of the process's
-    share, under readable names.
+    ``total`` and ``n_targets`` are summed over all of them first, so that this loss does not depend
+    on how a batch is shared out. ``extra`` holds weighted terms of the whole batch, the same in
+    every process (``Recommender.of_whole_batch``), under readable names.
     """
 
     total: Tensor
@@ -60,6 +64,10 @@ class TargetBatch:
         return TargetBatch(self.inputs.to(device), self.targets.to(device, non_blocking=True))
 
 
+def _all_its_own(own: Tensor) -> Tensor:
+    return own
+
+
 class Recommender(nn.Module, ABC):
     """A next-item recommender over the whole catalogue.
 
@@ -73,25 +81,35 @@ class Recommender(nn.Module, ABC):
     #: Blocks of the form residual + attention whose residual carries an item: residual scaling and
     #: the norm decomposition apply.
     decomposable: ClassVar[bool] = False
-    #: The loss compares the sequences of a batch with each other, those of a process's share among
-    #: themselves: the number of processes changes what is learned.
-    compares_sequences: ClassVar[bool] = False
 
     n_items: int
     max_length: int
     #: Precision of the products of the catalogue-sized loss ("fp32" or "bf16"); set by the trainer.
     loss_precision: str = "fp32"
 
-    def training_batch(
-        self, sequences: Sequences, indices: np.ndarray, rng: np.random.Generator
-    ) -> Any:
-        """What ``training_loss`` needs of the users at ``indices`` of the training sequences.
+    def __init__(self) -> None:
+        super().__init__()
+        #: From values of the sequences of this process's share of a batch, ``(n_own, ...)``, those
+        #: of the whole batch, ``(n, ...)``: its own, which gradients pass through, and constants.
+        #: For terms that compare sequences with each other; set by the trainer.
+        self.of_whole_batch: Callable[[Tensor], Tensor] = _all_its_own
 
-        All random choices of data (masks, prefixes, partners) come from ``rng``, so that a step
-        can be replayed. Made on the CPU; the trainer calls its ``.to(device)``. Every sequence
-        given has at least two items. Here: every item but the first is to be predicted.
+    def training_batch(
+        self,
+        sequences: Sequences,
+        indices: np.ndarray,
+        rng: np.random.Generator,
+        share: slice = EVERYTHING,
+    ) -> Any:
+        """What ``training_loss`` needs of a process's ``share`` of a batch.
+
+        The batch is of the users at ``indices`` of the training sequences. All random choices of
+        data (masks, prefixes, partners) come from ``rng``, so that a step can be replayed, and are
+        made for the whole batch, so that they do not depend on how it is shared out. Made on the
+        CPU; the trainer calls its ``.to(device)``. Every sequence given has at least two items.
+        Here: every item but the first is to be predicted.
         """
-        return TargetBatch.of_all_tokens(sequences.take(indices), self.max_length)
+        return TargetBatch.of_all_tokens(sequences.take(indices[share]), self.max_length)
 
     def training_loss(self, training_batch: Any) -> TrainingLoss:
         """The loss of one training batch; here the next item's at every real position."""

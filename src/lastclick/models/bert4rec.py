@@ -6,13 +6,19 @@ with the same probability, always by the mask token, and nothing else is done to
 place. Unlike the original there is no extra layer and no bias between the encoder and the scores:
 the output vectors are the item embeddings (tied weights).
 
+A masking teaches the few items that it hides, where a causal model learns from every item at once.
+So a sequence is masked several times anew in each epoch (the original's data hold ten maskings of
+each): ``maskings_per_sequence`` times ``mask_probability`` is how often an epoch asks for an item.
+At 1, as often as the causal models do, patience counts the same for all of them, and gradients are
+as sure; the encoder reads the sequence as often as it is masked.
+
 At inference a mask is appended to the input and its output ranks the catalogue. So the residual at
 the prediction position carries the mask, not an item, and residual scaling does not apply.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,13 +28,14 @@ from torch import Tensor
 from lastclick.data.sequences import Batch, Queries, Sequences
 from lastclick.fields import Count, Number
 from lastclick.models.attention import AttentionConfig, Block, Encoder
-from lastclick.models.base import Recommender, TrainingLoss, refuse_residual_scale
+from lastclick.models.base import EVERYTHING, Recommender, TrainingLoss, refuse_residual_scale
 
 
 class Config(AttentionConfig):
     """Sizes and choices of one BERT4Rec; one place of ``max_length`` is the mask's."""
 
     mask_probability: Number = Field(gt=0, lt=1)
+    maskings_per_sequence: Count
     max_length: Count = Field(ge=2)
 
 
@@ -74,15 +81,24 @@ class Model(Recommender):
         self.encoder.initialise(attention_xavier=False)
 
     def training_batch(
-        self, sequences: Sequences, indices: np.ndarray, rng: np.random.Generator
+        self,
+        sequences: Sequences,
+        indices: np.ndarray,
+        rng: np.random.Generator,
+        share: slice = EVERYTHING,
     ) -> MaskedBatch:
         """Mask each item with ``mask_probability``; one at random where that masks none at all.
+
+        Each sequence is there ``maskings_per_sequence`` times.
 
         A sequence without a mask says nothing this time. To force one upon it would make the items
         of short sequences count more than others.
         """
-        chosen = sequences.take(indices).window(keep=self.max_length)
-        is_masked = rng.random(len(chosen.items)) < self.config.mask_probability
+        n_maskings = self.config.maskings_per_sequence
+        batch = sequences.take(indices.repeat(n_maskings)).window(keep=self.max_length)
+        masks = replace(batch, items=rng.random(len(batch.items)) < self.config.mask_probability)
+        own = np.arange(len(batch)).reshape(-1, n_maskings)[share].ravel()
+        chosen, is_masked = batch.take(own), masks.take(own).items
         if not is_masked.any():
             is_masked[rng.integers(len(is_masked))] = True
 

@@ -40,7 +40,7 @@ from lastclick.models.attention import (
     SelfAttention,
     SelfAttentive,
 )
-from lastclick.models.base import TargetBatch, TrainingLoss
+from lastclick.models.base import EVERYTHING, TargetBatch, TrainingLoss
 from lastclick.models.layers import Dropout, gather_rows, gather_rows_back
 
 
@@ -182,11 +182,18 @@ class Model(SelfAttentive):
         super().__init__(config, n_items, encoder)
 
     def training_batch(
-        self, sequences: Sequences, indices: np.ndarray, rng: np.random.Generator
+        self,
+        sequences: Sequences,
+        indices: np.ndarray,
+        rng: np.random.Generator,
+        share: slice = EVERYTHING,
     ) -> TargetBatch:
         """Up to ``prefixes_per_sequence`` of each sequence's ``max_length`` newest targets."""
         chosen = sequences.take(indices).window(keep=self.max_length + 1)
+        is_own = np.zeros(len(chosen), dtype=bool)
+        is_own[share] = True
         targets = draw_targets(chosen, self.config.prefixes_per_sequence, rng)
+        targets = targets[is_own[chosen.sequence_of(targets)]]
         items = torch.from_numpy(chosen.items[targets].astype(np.int64))
         return TargetBatch(Batch.of(chosen.before(targets)), items)
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from lastclick.data.sequences import Batch, Sequences, concatenate
 from lastclick.fields import Number
 from lastclick.models.attention import CausalConfig, SelfAttentive, causal_encoder
-from lastclick.models.base import ModelConfig, TargetBatch, TrainingLoss
+from lastclick.models.base import EVERYTHING, ModelConfig, TargetBatch, TrainingLoss
 
 # The two members of each term's pairs: final states of a batch's inputs, of the same once more, and
 # of their partners.
@@ -110,26 +110,28 @@ class SameTarget:
 class Model(SelfAttentive):
     """See the module's docstring."""
 
-    compares_sequences = True
-
     def __init__(self, config: Config, n_items: int):
         super().__init__(config, n_items, causal_encoder(config, n_items, "post_ln"))
         self._same_target: SameTarget | None = None
 
     def training_batch(
-        self, sequences: Sequences, indices: np.ndarray, rng: np.random.Generator
+        self,
+        sequences: Sequences,
+        indices: np.ndarray,
+        rng: np.random.Generator,
+        share: slice = EVERYTHING,
     ) -> ContrastiveBatch:
         """Partners come from the whole of ``sequences``, which is indexed when first seen."""
         if self._same_target is None or self._same_target.sequences is not sequences:
             self._same_target = SameTarget(sequences)
-        chosen = sequences.take(indices)
+        chosen = sequences.take(indices[share])
         needed = {member for name in self.config.contrasts for member in PAIRS[name]}
         inputs = {}
         if "again" in needed:
             inputs["again"] = chosen.window(drop_last=1)
         if "partner" in needed:
             partners = self._same_target.partner(sequences.offsets[indices + 1] - 1, rng)
-            inputs["partner"] = sequences.before(partners)
+            inputs["partner"] = sequences.before(partners[share])
         views = None
         if inputs:
             views = Batch.of(concatenate([*inputs.values()]).window(keep=self.max_length))
@@ -137,16 +139,21 @@ class Model(SelfAttentive):
         return ContrastiveBatch(next_items, tuple(inputs), views)
 
     def training_loss(self, training_batch: ContrastiveBatch) -> TrainingLoss:
-        """With several processes, each contrasts the sequences of its own share of the batch."""
+        """The sequences of the whole batch are contrasted, over however many processes."""
         next_items = training_batch.next_items
         states = self.encode(next_items.inputs)
         loss = self.catalogue_loss(states, next_items.targets)
+        if not self.config.contrasts:
+            return loss
         last = next_items.inputs.last
         targets = next_items.targets.index_select(0, last)
-        members = {"final": states.index_select(0, last)}
+        own = {"final": states.index_select(0, last)}
         if training_batch.views is not None:
             of_views = self.final_states(training_batch.views).split(len(last))
-            members |= zip(training_batch.names, of_views, strict=True)
+            own |= zip(training_batch.names, of_views, strict=True)
+        targets = self.of_whole_batch(targets)
+        gathered = self.of_whole_batch(torch.stack(list(own.values()), dim=1)).unbind(dim=1)
+        members = dict(zip(own, gathered, strict=True))
         extra = {}
         for name, contrast in self.config.contrasts.items():
             one, other = (members[member] for member in PAIRS[name])
