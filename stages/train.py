@@ -45,7 +45,7 @@ def warn_of_few_steps(trainable: Trainable, label: str) -> None:
     """Say on stderr if an epoch has few steps, and what to do about it."""
     users = len(usable_users(trainable.training))
     batch_size, patience = trainable.settings.batch_size, trainable.settings.patience
-    steps = steps_of_epoch(users, batch_size)
+    steps = steps_of_epoch(users, trainable.config, batch_size)
     if 0 < steps < FEW_STEPS:
         print(
             f"{label}: an epoch has only {steps} step{'s' if steps > 1 else ''} ({users} users, "

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_fabric import Fabric
-from pydantic import BaseModel
 
 from lastclick import params, tables
 from lastclick.artifacts import (
@@ -17,7 +16,7 @@ from lastclick.artifacts import (
     require_decomposable,
 )
 from lastclick.data.sequences import Sequences
-from lastclick.models.base import Recommender
+from lastclick.models.base import ModelConfig, Recommender
 from lastclick.training import Compute, Settings, Validation, fit, launch, validation_ndcg
 
 # Outside DVC's outputs, which DVC deletes before it runs a stage.
@@ -29,7 +28,7 @@ def is_given(settings: params.Params, model: str) -> bool:
     return "checkpoints" in settings.models[model]
 
 
-def model_config(settings: params.Params, model: str) -> BaseModel:
+def model_config(settings: params.Params, model: str) -> ModelConfig:
     """The section of a model that is trained here; raises UserError for a slip in it."""
     config = model_module(model).Config
     return params.validate_section(config, settings.models[model], f"models.{model}")
@@ -41,7 +40,7 @@ class Trainable:
 
     dataset: str
     model: str
-    config: BaseModel
+    config: ModelConfig
     n_items: int
     training: Sequences
     validation: Validation
@@ -50,7 +49,7 @@ class Trainable:
 
     @classmethod
     def prepare(
-        cls, dataset: str, model: str, settings: params.Params, config: BaseModel | None = None
+        cls, dataset: str, model: str, settings: params.Params, config: ModelConfig | None = None
     ) -> Trainable:
         """Read the split of a data set, and start this process's part in training.
 
@@ -75,7 +74,7 @@ class Trainable:
             fabric=launch(Compute(**settings.compute.model_dump()), settings.train.precision),
         )
 
-    def configured(self, dropout: float) -> BaseModel:
+    def configured(self, dropout: float) -> ModelConfig:
         """The model's configuration with this dropout."""
         return self.config.model_copy(update={"dropout": dropout})
 

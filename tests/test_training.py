@@ -31,10 +31,18 @@ from lastclick.artifacts import Fitted, build_model
 from lastclick.checkpoint import Checkpoints
 from lastclick.data.sequences import Sequences
 from lastclick.errors import UserError
-from lastclick.models import base, duorec, sasrec
+from lastclick.models import base, bert4rec, duorec, sasrec
 from lastclick.ranking import NonFiniteScoresError
 from lastclick.tables import EVALUATION
-from lastclick.training import Compute, EarlyStopping, Settings, Validation, fit, launch
+from lastclick.training import (
+    Compute,
+    EarlyStopping,
+    Settings,
+    Validation,
+    fit,
+    launch,
+    steps_of_epoch,
+)
 from tests.training_example import (
     MODELS,
     N_ITEMS,
@@ -145,6 +153,24 @@ def test_a_step_is_one_of_adam_on_the_mean_loss_plus_the_extra_terms(fabric, mon
     adam.step()
     for name, weight in model.state_dict().items():
         torch.testing.assert_close(fitted.weights[name], weight)
+
+
+def test_an_epoch_masks_every_sequence_several_times(fabric, monkeypatch):
+    batches, make = [], bert4rec.Model.training_batch
+
+    def record(self, sequences, indices, *further):
+        batches.append(indices)
+        return make(self, sequences, indices, *further)
+
+    monkeypatch.setattr(bert4rec.Model, "training_batch", record)
+    train(fabric, model="bert4rec", settings=replace(SETTINGS, max_epochs=2))
+    n_maskings = config_of("bert4rec", 0.3).maskings_per_sequence
+    assert n_maskings > 1
+    for epoch in batches[: len(batches) // 2], batches[len(batches) // 2 :]:
+        assert [len(users) for users in epoch[:-1]] == [SETTINGS.batch_size] * (len(epoch) - 1)
+        taken = np.concatenate(epoch)
+        assert np.bincount(taken).tolist() == [n_maskings] * 97
+        assert taken[:97].tolist() != taken[97:194].tolist()
 
 
 def test_early_stopping_of_a_series_with_a_gap():
@@ -323,7 +349,8 @@ def test_an_interrupted_training_continues_to_the_same_bits(
     fabric, tmp_path, monkeypatch, model, step
 ):
     undisturbed = train(fabric, model=model)
-    n_steps = 7 * len(undisturbed.history)
+    of_epoch = steps_of_epoch(97, config_of(model, 0.3), SETTINGS.batch_size)
+    n_steps = of_epoch * len(undisturbed.history)
     with monkeypatch.context() as patched:
         interrupt_after(patched, step)
         with pytest.raises(Interrupted):

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 from lightning_fabric import Fabric
-from pydantic import BaseModel
 from safetensors.torch import save_file
 
 from lastclick.artifacts import Fitted, model_module
 from lastclick.data.sequences import Sequences
+from lastclick.models.base import ModelConfig
 from lastclick.training import Compute, Settings, Validation, fit, launch
 
 N_ITEMS = 53
@@ -54,7 +54,7 @@ _CONFIGS = {
 MODELS = tuple(_CONFIGS)
 
 
-def config_of(model: str, dropout: float) -> BaseModel:
+def config_of(model: str, dropout: float) -> ModelConfig:
     return model_module(model).Config(**_SIZES, **_CONFIGS[model], dropout=dropout)
 
 

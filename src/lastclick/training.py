@@ -29,7 +29,6 @@ import numpy as np
 import polars as pl
 import torch
 from lightning_fabric import Fabric
-from pydantic import BaseModel
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -38,7 +37,7 @@ from lastclick.checkpoint import Checkpoints, key_of, source_digest
 from lastclick.data.sequences import Batch, Sequences
 from lastclick.errors import UserError
 from lastclick.losses import effective_precision
-from lastclick.models.base import Recommender, TrainingLoss
+from lastclick.models.base import ModelConfig, Recommender, TrainingLoss
 from lastclick.ranking import NonFiniteScoresError, SeenItems, ranks_of
 
 Result = TypeVar("Result")
@@ -165,7 +164,7 @@ def launch(compute: Compute, precision: Literal["fp32", "bf16"]) -> Fabric:
 
 def fit(
     model_name: str,
-    config: BaseModel,
+    config: ModelConfig,
     training: Sequences,
     validation: Validation,
     n_items: int,
@@ -227,9 +226,9 @@ def usable_users(training: Sequences) -> np.ndarray:
     return np.flatnonzero(training.lengths >= 2)
 
 
-def steps_of_epoch(n_users: int, batch_size: int) -> int:
+def steps_of_epoch(n_users: int, config: ModelConfig, batch_size: int) -> int:
     """How many batches an epoch has; the last one may be short."""
-    return math.ceil(n_users / batch_size)
+    return math.ceil(n_users * config.passes_per_epoch / batch_size)
 
 
 def _with_effective_precision(settings: Settings, fabric: Fabric, label: str) -> Settings:
@@ -271,7 +270,7 @@ class _Job:
     """What to train: every training sequence has two items or more, the validation is sampled."""
 
     model_name: str
-    config: BaseModel
+    config: ModelConfig
     training: Sequences
     validation: Validation
     n_items: int
@@ -418,7 +417,7 @@ class _Trainer:
         self.fabric = job.fabric
         self.checkpoints = checkpoints
         self.checkpoint_seconds = checkpoint_seconds
-        self.n_steps = steps_of_epoch(len(job.training), job.settings.batch_size)
+        self.n_steps = steps_of_epoch(len(job.training), job.config, job.settings.batch_size)
 
         _seed_generators(self.fabric.device, _WEIGHTS, job.seed)
         self.model = build_model(job.model_name, job.config, job.n_items)
@@ -457,7 +456,8 @@ class _Trainer:
     def _train_epoch(self, display: _Display) -> None:
         progress, batch_size = self.progress, self.job.settings.batch_size
         rng = np.random.default_rng([_ORDER, self.job.seed, progress.epoch])
-        order = rng.permutation(len(self.job.training))
+        n_passes, n_users = self.job.config.passes_per_epoch, len(self.job.training)
+        order = np.concatenate([rng.permutation(n_users) for _ in range(n_passes)])
         self.model.train()
         while progress.step < self.n_steps:
             start = progress.step * batch_size

@@ -236,7 +236,7 @@ def test_equal_seeds_give_equal_models_batches_and_losses(name, changes):
 
 @NAMES_AND_CHANGES
 def test_a_batch_teaches_the_same_however_it_is_shared_out(name, changes):
-    model = build_lively(name, **changes, maskings_per_sequence=2)
+    model = build_lively(name, **changes)
     sequences = random_sequences([5, 2, 11, 13, 17, 4, 6, 9])
     users = np.array([6, 1, 0, 7, 3, 2, 5])
 

@@ -55,20 +55,18 @@ def test_a_batch_has_at_least_one_mask_and_every_place_its_chance():
     assert places == {0, 1, 2, 3, 4}
 
 
-def test_a_sequence_is_masked_anew_each_of_several_times():
-    model = build("bert4rec", mask_probability=0.5, maskings_per_sequence=3)
-    sequences = random_sequences([MAX_LENGTH] * 50)
-    batch = masked_batch(model, sequences)
-    assert batch.inputs.lengths.tolist() == [MAX_LENGTH] * 150
-    unmasked = batch.inputs.items.clone()
-    unmasked[batch.masked.tokens] = batch.targets
-    copies = unmasked.view(50, 3, MAX_LENGTH)
-    expected = torch.from_numpy(sequences.items).long().view(50, 1, MAX_LENGTH)
-    assert torch.equal(copies, expected.expand_as(copies))
-    is_mask = (batch.inputs.items == N_ITEMS + 1).view(50, 3, MAX_LENGTH)
-    for one, other in ((0, 1), (1, 2), (0, 2)):
-        same = (is_mask[:, one] == is_mask[:, other]).double().mean().item()
-        assert same == pytest.approx(0.5, abs=0.1)
+def test_a_share_without_a_mask_counts_nothing():
+    model = build_lively("bert4rec", mask_probability=1e-9)
+    sequences = random_sequences([2, 3, 4])
+    share_losses = []
+    for share in (slice(None), slice(0, 1), slice(1, 2), slice(2, 3)):
+        rng = np.random.default_rng(0)
+        batch = model.training_batch(sequences, np.arange(3), rng, share)
+        share_losses.append(model.training_loss(batch))
+    whole, *shares = share_losses
+    assert sorted(loss.n_targets for loss in shares) == [0, 0, 1]
+    assert whole.n_targets == 1
+    torch.testing.assert_close(sum(loss.total for loss in shares), whole.total)
 
 
 def test_the_newest_items_are_kept():

@@ -24,6 +24,11 @@ class ModelConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @property
+    def passes_per_epoch(self) -> int:
+        """How many times an epoch goes through all sequences."""
+        return 1
+
 
 @dataclass(frozen=True)
 class TrainingLoss:

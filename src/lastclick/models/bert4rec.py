@@ -1,16 +1,16 @@
 """BERT4Rec: bidirectional self-attention, trained to fill in masked items.
 
 Sun et al., "BERT4Rec: Sequential Recommendation with Bidirectional Encoder Representations from
-Transformer", CIKM 2019, as *time to split* trains it: every item of a training sequence is masked
-with the same probability, always by the mask token, and nothing else is done to favour the last
-place. Unlike the original there is no extra layer and no bias between the encoder and the scores:
-the output vectors are the item embeddings (tied weights).
+Transformer", CIKM 2019, but simpler, as in *time to split*: every item of a training sequence is
+masked with the same probability, always by the mask token, and nothing else is done to favour the
+last place. There is no extra layer and no bias between the encoder and the scores: the output
+vectors are the item embeddings (tied weights).
 
-A masking teaches the few items that it hides, where a causal model learns from every item at once.
-So a sequence is masked several times anew in each epoch (the original's data hold ten maskings of
-each): ``maskings_per_sequence`` times ``mask_probability`` is how often an epoch asks for an item.
-At 1, as often as the causal models do, patience counts the same for all of them, and gradients are
-as sure; the encoder reads the sequence as often as it is masked.
+A masking asks for the few items that it hides, where a causal model is asked for every item at
+once. So an epoch masks a sequence several times, anew and in other company each time (the
+original's data hold ten maskings of each): ``maskings_per_sequence`` times ``mask_probability`` is
+how often an epoch asks for an item. At 1 it does so as often as a causal model's, and patience,
+which counts epochs, means the same for both.
 
 At inference a mask is appended to the input and its output ranks the catalogue. So the residual at
 the prediction position carries the mask, not an item, and residual scaling does not apply.
@@ -38,18 +38,29 @@ class Config(AttentionConfig):
     maskings_per_sequence: Count
     max_length: Count = Field(ge=2)
 
+    @property
+    def passes_per_epoch(self) -> int:
+        return self.maskings_per_sequence
+
 
 @dataclass(frozen=True)
 class MaskedBatch:
-    """Sequences with masks in them, where the masks are and what they hide, ``(n_masked,)``."""
+    """Sequences with masks in them, where the masks are and what they hide, ``(n_masked,)``.
+
+    ``counts``: False of a share of a batch that has no mask but one without which there would be
+    nothing to compute.
+    """
 
     inputs: Batch
     masked: Queries
     targets: Tensor
+    counts: bool
 
     def to(self, device: torch.device | str) -> MaskedBatch:
         targets = self.targets.to(device, non_blocking=True)
-        return MaskedBatch(self.inputs.to(device), self.masked.to(device), targets)
+        return replace(
+            self, inputs=self.inputs.to(device), masked=self.masked.to(device), targets=targets
+        )
 
 
 class Model(Recommender):
@@ -89,29 +100,30 @@ class Model(Recommender):
     ) -> MaskedBatch:
         """Mask each item with ``mask_probability``; one at random where that masks none at all.
 
-        Each sequence is there ``maskings_per_sequence`` times.
-
         A sequence without a mask says nothing this time. To force one upon it would make the items
         of short sequences count more than others.
         """
-        n_maskings = self.config.maskings_per_sequence
-        batch = sequences.take(indices.repeat(n_maskings)).window(keep=self.max_length)
-        masks = replace(batch, items=rng.random(len(batch.items)) < self.config.mask_probability)
-        own = np.arange(len(batch)).reshape(-1, n_maskings)[share].ravel()
-        chosen, is_masked = batch.take(own), masks.take(own).items
+        batch = sequences.take(indices).window(keep=self.max_length)
+        is_masked = rng.random(len(batch.items)) < self.config.mask_probability
         if not is_masked.any():
             is_masked[rng.integers(len(is_masked))] = True
+        own = np.arange(len(batch))[share]
+        chosen, is_masked = batch.take(own), replace(batch, items=is_masked).take(own).items
+        counts = bool(is_masked.any())
+        if not counts:
+            is_masked[0] = True
 
         masked = np.flatnonzero(is_masked)
         targets = chosen.items[masked].astype(np.int64)
         items = np.where(is_masked, np.int32(self.mask_token), chosen.items)
         inputs = Batch.of(Sequences(chosen.user_ids, items, chosen.offsets))
         queries = Queries.of(inputs, torch.from_numpy(masked))
-        return MaskedBatch(inputs, queries, torch.from_numpy(targets))
+        return MaskedBatch(inputs, queries, torch.from_numpy(targets), counts)
 
     def training_loss(self, training_batch: MaskedBatch) -> TrainingLoss:
         states = self.encoder(training_batch.inputs, queries=training_batch.masked)
-        return self.catalogue_loss(states, training_batch.targets)
+        loss = self.catalogue_loss(states, training_batch.targets)
+        return loss if training_batch.counts else TrainingLoss(loss.total * 0, 0)
 
     def encode(
         self,
