@@ -30,7 +30,7 @@ def main() -> None:
         drawings=drawings(settings),
         published=load_published(),
         versions={
-            "Python": platform.python_version(),
+            "Python": ".".join(platform.python_version_tuple()[:2]),
             **{package: version(package) for package in PACKAGES},
         },
     )
