@@ -105,7 +105,7 @@ def main() -> None:
     options = parser.parse_args()
     fabric = launch(Compute("cpu", options.devices, options.threads), SETTINGS.precision)
     cell = options.cell
-    if not fabric.is_global_zero:
+    if cell and not fabric.is_global_zero:
         cell = Path("what no process may need")  # as on another machine
     fitted = train(
         fabric, model=options.model, dropout=options.dropout, cell=cell, n_users=options.users,
