@@ -529,10 +529,7 @@ def train_in_two_processes(tmp_path: Path, *options: str, torchrun: bool = False
     return json.loads((tmp_path / "two.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("model", "torchrun"),
-    [(model, model == "sasrec") for model in MODELS],
-)
+@pytest.mark.parametrize(("model", "torchrun"), [(name, name == "sasrec") for name in MODELS])
 def test_two_processes_follow_the_loss_curve_of_one(fabric, tmp_path, model, torchrun):
     options = ("--model", model, "--dropout", "0", "--cell", str(tmp_path / "cell"))
     two = train_in_two_processes(tmp_path, *options, torchrun=torchrun)

@@ -219,6 +219,9 @@ def _read_torch(path: Path) -> Mapping[Any, Any]:
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
         raise UserError(f"{path} holds compressed members, which torch.save never writes: refused")
     try:
+        # Others publish their weights in this form. `weights_only` is what makes reading it safe:
+        # torch's own unpickler then builds tensors and containers, and calls nothing that a file
+        # names beyond its short list of these.
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise UserError(

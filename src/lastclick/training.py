@@ -336,7 +336,7 @@ def _explained_memory(job: _Job) -> Iterator[None]:
         ran_out = isinstance(error, MemoryError | torch.OutOfMemoryError)
         if not ran_out and "DefaultCPUAllocator" not in str(error):
             raise
-        in_config = ("max_length", "prefixes_per_sequence", "maskings_per_sequence", "hidden_size")
+        in_config = ("max_length", "prefixes_per_sequence", "hidden_size")
         sizes = " or ".join(name for name in in_config if hasattr(job.config, name))
         raise UserError(
             f"training {job.model_name} on {job.n_items} items ran out of memory on "

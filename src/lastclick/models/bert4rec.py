@@ -107,18 +107,17 @@ class Model(Recommender):
         is_masked = rng.random(len(batch.items)) < self.config.mask_probability
         if not is_masked.any():
             is_masked[rng.integers(len(is_masked))] = True
+        hidden = replace(batch, items=np.where(is_masked, np.int32(self.mask_token), batch.items))
         own = np.arange(len(batch))[share]
-        chosen, is_masked = batch.take(own), replace(batch, items=is_masked).take(own).items
-        counts = bool(is_masked.any())
+        original, inputs = batch.take(own), hidden.take(own)
+        counts = bool((inputs.items == self.mask_token).any())
         if not counts:
-            is_masked[0] = True
+            inputs.items[0] = self.mask_token
 
-        masked = np.flatnonzero(is_masked)
-        targets = chosen.items[masked].astype(np.int64)
-        items = np.where(is_masked, np.int32(self.mask_token), chosen.items)
-        inputs = Batch.of(Sequences(chosen.user_ids, items, chosen.offsets))
-        queries = Queries.of(inputs, torch.from_numpy(masked))
-        return MaskedBatch(inputs, queries, torch.from_numpy(targets), counts)
+        masked = np.flatnonzero(inputs.items == self.mask_token)
+        targets = torch.from_numpy(original.items[masked].astype(np.int64))
+        ragged = Batch.of(inputs)
+        return MaskedBatch(ragged, Queries.of(ragged, torch.from_numpy(masked)), targets, counts)
 
     def training_loss(self, training_batch: MaskedBatch) -> TrainingLoss:
         states = self.encoder(training_batch.inputs, queries=training_batch.masked)
