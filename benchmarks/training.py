@@ -34,10 +34,10 @@ import polars as pl
 import torch
 from lightning_fabric import Fabric
 
+from benchmarks.loss import rows_of_whole_lines
 from lastclick import training
 from lastclick.data.sequences import Sequences
 from lastclick.data.splitting import split_interactions
-from lastclick.losses import aligned_rows
 from lastclick.models import sasrec
 from lastclick.training import Compute, Settings, Validation, fit, launch
 
@@ -88,7 +88,7 @@ class BareProducts:
         grad_states = torch.empty_like(states)
         n_items = len(self.weight)
         if self.padded_rows:
-            logits = aligned_rows(chunk, n_items, torch.float32, torch.device("cpu"))[:, :n_items]
+            logits = rows_of_whole_lines(chunk, n_items)
         else:
             logits = torch.empty(chunk, n_items)
         started = time.perf_counter()

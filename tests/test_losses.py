@@ -331,7 +331,7 @@ class Operations(TorchDispatchMode):
 
 
 def test_nothing_larger_than_a_chunk_of_logits_is_ever_made():
-    n_tokens, n_items, chunk_tokens = 499, 1009, 23
+    n_tokens, n_items, chunk_tokens = 499, 1009, 32
     hidden = torch.randn(n_tokens, HIDDEN_SIZE, requires_grad=True)
     weight = torch.randn(n_items + 1, HIDDEN_SIZE, requires_grad=True)
     target = torch.randint(1, n_items + 1, (n_tokens,))
@@ -361,7 +361,7 @@ def test_without_gradients_the_two_products_that_form_them_are_skipped(why):
         loss = linear_cross_entropy(hidden, weight, target)
     assert not loss.requires_grad
     assert torch.equal(loss, expected)
-    assert seen.counts["mm"] == 1
+    assert sum(seen.counts.get(name, 0) for name in ("mm", "_linear_pointwise")) == 1
     assert "addmm_" not in seen.counts
 
 

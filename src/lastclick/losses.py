@@ -24,15 +24,18 @@ from torch import Tensor
 Reduction = Literal["mean", "sum"]
 Precision = Literal["fp32", "bf16"]
 
-# Logits held at once, in numbers. On a CPU 4.5 million are enough tokens for efficient matrix
+# Logits held at once, in numbers. On a CPU 2.6 million are enough tokens for efficient matrix
 # products, and few enough to stay in the cache from one pass to the next. A GPU wants larger work.
-_CHUNK_LOGITS = {"cpu": 4_500_000, "cuda": 64_000_000}
+_CHUNK_LOGITS = {"cpu": 2_600_000, "cuda": 64_000_000}
 # Below this many tokens a product re-reads the item weights too often to be efficient, so a huge
 # catalogue gets a larger buffer instead: 150,000 items need 73 MiB.
 _MIN_CHUNK_TOKENS = 128
-# oneDNN, which multiplies bfloat16 on a CPU, builds a kernel for each new shape of a product.
-# Numbers of tokens are new at every step, and building took a third of the loss: chunks get filled.
-_BF16_CHUNK_MULTIPLE = 16
+# oneDNN builds a kernel for each new shape of a product. Numbers of tokens are new at every step,
+# and building took a third of the bfloat16 loss: chunks on a CPU get filled.
+_CHUNK_MULTIPLE = 16
+# From here on malloc maps fresh pages each time (glibc's largest M_MMAP_THRESHOLD), and touching
+# them takes longer than a product: one buffer gets used again.
+_MAPPED_BYTES = 32 * 2**20
 # Columns that become float32 at once to be summed: a chunk's fit the cache.
 _CONVERTED_COLUMNS = 2048
 # Logits in ±40 need no shift: their exps, sums of them over any catalogue, and the products of
@@ -67,8 +70,8 @@ def linear_cross_entropy(
         precision: "fp32", or "bf16": the matrix products are those of bfloat16 numbers, on a CPU
             rounded to bfloat16 as well; the sums inside them, softmax statistics and gradients are
             float32. Where there are no instructions for it (`effective_precision`), "fp32".
-        chunk_tokens: tokens whose logits are held at once; the default suits the catalogue.
-            The result does not depend on it beyond rounding.
+        chunk_tokens: tokens whose logits are held at once (a CPU may round it up to a multiple of
+            16); the default suits the catalogue. The result does not depend on it beyond rounding.
 
     Returns:
         A scalar, float32 (float64 if an input is, at "fp32"). Its gradients are computed during
@@ -155,9 +158,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         n_tokens = len(hidden)
         scales = hidden.new_full((n_tokens, 1), scale, dtype=dtype)
         operands = [t.to(dtype) for t in inputs]
-        if in_bfloat16 and not hidden.is_cuda:
-            chunk_tokens = _round_up(chunk_tokens, _BF16_CHUNK_MULTIPLE)
-            filling = _round_up(n_tokens, _BF16_CHUNK_MULTIPLE) - n_tokens
+        factor_dtype = torch.bfloat16 if in_bfloat16 else dtype
+        if _is_by_onednn(factor_dtype, hidden.device):
+            chunk_tokens = _round_up(chunk_tokens, _CHUNK_MULTIPLE)
+            filling = _round_up(n_tokens, _CHUNK_MULTIPLE) - n_tokens
             operands[0] = F.pad(operands[0], (0, 0, 0, filling))
             scales = F.pad(scales, (0, 0, 0, filling))  # 0: no part of loss or gradients
             target = F.pad(target, (0, filling), value=1)
@@ -166,7 +170,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
             torch.zeros_like(t) if needed and grad_enabled else None
             for t, needed in zip(operands, ctx.needs_input_grad, strict=False)
         ]
-        factor_dtype = torch.bfloat16 if in_bfloat16 else dtype
         # Autocast would choose the products' type in our place.
         with torch.autocast(hidden.device.type, enabled=False):
             loss = _accumulate(*operands, target, scales, factor_dtype, chunk_tokens, *gradients)
@@ -206,28 +209,31 @@ def _accumulate(
     label = (target.long() - 1).unsqueeze(1)
     shift = not _logits_are_small(hidden, weight[1:])
     states_base_2 = (hidden / _LN_2).to(factor_dtype)
-    items = weight[1:].to(factor_dtype)
+    items = _whole_lines(weight[1:], factor_dtype)
+    n_items = len(weight) - 1
     logit_dtype = hidden.dtype if hidden.is_cuda else factor_dtype
     losses = hidden.new_empty(len(hidden), 1)
     tokens = torch.arange(min(chunk_tokens, len(hidden)), device=hidden.device).unsqueeze(1)
-    buffer = aligned_rows(min(chunk_tokens, len(hidden)), len(items), logit_dtype, hidden.device)
+    buffer = None
+    if not hidden.is_cuda and len(tokens) * len(items) * logit_dtype.itemsize >= _MAPPED_BYTES:
+        buffer = hidden.new_empty(len(tokens), len(items), dtype=logit_dtype)
     for start in range(0, len(hidden), chunk_tokens):
         rows = slice(start, start + chunk_tokens)
         y = label[rows]
-        # One buffer throughout: logits, then 2**logits, then total * (softmax - one_hot).
-        padded = buffer[: len(y)]  # contiguous, which some operations would make it by copying
-        logits, padding = padded[:, : len(items)], padded[:, len(items) :]
         at_target = (tokens[: len(y)], y)
-        _matmul(states_base_2[rows], items.T, out=logits)
+        # One matrix throughout: logits, then 2**logits, then total * (softmax - one_hot). All of
+        # it is contiguous, which some operations would make a part of it by copying.
+        room = None if buffer is None else buffer[: len(y)]
+        padded = _matmul(states_base_2[rows], items.T, logit_dtype, out=room)
+        logits, padding = padded[:, :n_items], padded[:, n_items:]
         if shift:
             logits -= logits.amax(1, keepdim=True)
             # Clamped later than read: the loss of a hopeless target is as large as it is.
             target_logit = padded[at_target].to(hidden.dtype)
             logits.clamp_(min=_NEGLIGIBLE_LOGIT_BASE_2)
-        padding.zero_()
         padded.exp2_()
-        exps = logits
-        total = _row_sums(exps, hidden.dtype)
+        padding.zero_()
+        total = _row_sums(padded, hidden.dtype)
         if not shift:
             # As rounded as the total that holds it, or the loss could be negative.
             target_logit = padded[at_target].to(hidden.dtype).log2()
@@ -237,13 +243,15 @@ def _accumulate(
             continue
         # Dividing by the total here, on vectors, saves a pass over the chunk.
         padded[at_target] -= total
-        errors = exps.to(factor_dtype)
+        errors = padded.to(factor_dtype)
         factor = scales[rows] / total
         if grad_hidden is not None:
-            _matmul(errors, items, out=grad_hidden[rows])
-            grad_hidden[rows] *= factor
+            grad_hidden[rows] = _matmul(errors, items, hidden.dtype) * factor
         if grad_weight is not None:
-            _add_matmul(grad_weight[1:], errors.T, (hidden[rows] * factor).to(factor_dtype))
+            states = (hidden[rows] * factor).to(factor_dtype)
+            _add_matmul(grad_weight[1:], errors[:, :n_items].T, states)
+        # The next chunk's logits can take this one's memory, which is in the cache.
+        del padded, logits, padding, errors
     return (losses * scales).sum() * _LN_2
 
 
@@ -259,15 +267,15 @@ def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def aligned_rows(n_rows: int, n_columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Room for (n_rows, n_columns), each row padded to an odd number of cache lines.
+def _whole_lines(items: Tensor, dtype: torch.dtype) -> Tensor:
+    """Add rows of zeros: one logit for each then fills an odd number of cache lines.
 
-    The products run up to 10% faster than on packed rows: no load straddles two lines, and a
-    column does not fall into few cache sets.
+    The products run up to 10% faster: no load straddles two lines, and a column of logits does not
+    fall into few cache sets.
     """
     per_line = 64 // dtype.itemsize
-    n_lines = -(-n_columns // per_line) | 1
-    return torch.empty(n_rows, n_lines * per_line, dtype=dtype, device=device)
+    n_lines = -(-len(items) // per_line) | 1
+    return F.pad(items.to(dtype), (0, 0, 0, n_lines * per_line - len(items)))
 
 
 def _logits_are_small(hidden: Tensor, items: Tensor) -> bool:
@@ -281,14 +289,13 @@ def _logits_are_small(hidden: Tensor, items: Tensor) -> bool:
     return bool(hidden.norm(dim=1).max() * items.norm(dim=1).max() <= _SAFE_LOGIT)
 
 
-def _matmul(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+def _matmul(a: Tensor, b: Tensor, dtype: torch.dtype, *, out: Tensor | None = None) -> Tensor:
     """Products of bfloat16 sum in float32 on every device; a CPU returns them as bfloat16 only."""
-    if a.dtype == out.dtype:
-        torch.mm(a, b, out=out)
-    elif a.is_cuda:
-        torch.mm(a, b, out_dtype=out.dtype, out=out)
-    else:
-        out.copy_(a @ b)
+    if a.dtype != dtype:
+        return torch.mm(a, b, out_dtype=dtype) if a.is_cuda else (a @ b).to(dtype)
+    if dtype == torch.float32 and out is None and _is_by_onednn(dtype, a.device):
+        return torch.ops.mkldnn._linear_pointwise(a, b.T, None, "none", [], "")
+    return torch.mm(a, b, out=out)
 
 
 def _add_matmul(accumulator: Tensor, a: Tensor, b: Tensor) -> None:
@@ -316,3 +323,20 @@ def cpu_multiplies_bfloat16() -> bool:
     """Whether this CPU has instructions for it: without them torch takes many times as long."""
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16"))
+
+
+def _is_by_onednn(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether oneDNN multiplies matrices of this type here.
+
+    torch leaves float32 products to MKL; oneDNN is there through the operator that its compiler
+    uses. With AVX-512 on Zen 4 all the products of the loss took it a tenth less time.
+    """
+    if device.type != "cpu" or dtype == torch.float64:
+        return False
+    return dtype == torch.bfloat16 or (torch.backends.mkldnn.enabled and _onednn_suits_float32())
+
+
+@cache
+def _onednn_suits_float32() -> bool:
+    has_operator = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return has_operator and bool(torch.cpu.get_capabilities().get("avx512_f"))
