@@ -14,7 +14,7 @@ says more.
 ``tokens``: cost per training interaction at 12,101 items, from 10,000 to 1,000,000 of them.
 ``catalogue``: peak memory with 150,000 items and sequences of 128.
 ``rectools``: a step against RecTools' SASRec with softmax loss at the same settings, run by PYTHON,
-an interpreter with ``rectools[torch]`` (for development only; it takes minutes).
+an interpreter with ``rectools[torch]`` and polars (for development only; it takes minutes).
 """
 
 from __future__ import annotations
