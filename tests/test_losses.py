@@ -214,6 +214,29 @@ def test_autocast_does_not_lower_the_precision():
         assert torch.equal(linear_cross_entropy(hidden, weight, target), expected)
 
 
+@SIZES
+@pytest.mark.parametrize("way", ["buffer", "no oneDNN"])
+def test_other_ways_to_multiply_give_the_same(monkeypatch, size, way):
+    hidden, weight, target = make_inputs(size, torch.float32)
+    inputs = (hidden, weight)
+
+    def loss_and_gradients():
+        loss = linear_cross_entropy(hidden, weight, target, chunk_tokens=16)
+        return loss, *torch.autograd.grad(loss, inputs)
+
+    usual = loss_and_gradients()
+    if way == "buffer":
+        monkeypatch.setattr(losses, "_MAPPED_BYTES", 1)
+    else:
+        monkeypatch.setattr(losses, "_onednn_suits_float32", lambda: False)
+    with Operations() as seen:
+        found = loss_and_gradients()
+    assert "mm" in seen.counts
+    assert way == "buffer" or "_linear_pointwise" not in seen.counts
+    for actual, expected in zip(found, usual, strict=True):
+        assert_close(actual, expected.double(), 1e-6)
+
+
 def test_each_gradient_has_the_type_of_its_input():
     hidden, weight, target = make_inputs(dtype=torch.float32)
     hidden = hidden.detach().bfloat16().requires_grad_()
