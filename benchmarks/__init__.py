@@ -1,6 +1,3 @@
 """Timed comparisons, run by hand from the root of the repository: python -m benchmarks.NAME"""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+import stages  # noqa: F401  # src on the path, and threads that wait as in a run
