@@ -6,8 +6,8 @@ One step is the loss and its gradients with respect to hidden states and item we
 
 - unfused:   F.cross_entropy(hidden @ weight.T, target) and its backward pass;
 - products:  only the three float32 products that no exact method can avoid (logits, gradient of
-             the hidden states, gradient of the weights), in the same chunks and the same memory
-             layout as the fused loss: the time to beat, and not to be beaten in float32;
+             the hidden states, gradient of the weights), by torch.mm, in about as large chunks and
+             on rows as well aligned as the fused loss's;
 - fused:     linear_cross_entropy and its backward pass, fp32 and bf16.
 
 In each repetition every contestant does two steps, and the second counts: the first finds the

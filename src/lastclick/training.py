@@ -149,6 +149,8 @@ def launch(compute: Compute, precision: Literal["fp32", "bf16"]) -> Fabric:
         # cuBLAS is deterministic only with a workspace of its own.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
+        # Meant to show up reads of memory before it was written; it costs a pass over each tensor.
+        torch.utils.deterministic.fill_uninitialized_memory = False
     fabric = Fabric(
         accelerator="cuda" if on_cuda else "cpu",
         devices=devices,
