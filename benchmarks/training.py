@@ -34,8 +34,8 @@ import polars as pl
 import torch
 from lightning_fabric import Fabric
 
-from benchmarks.loss import rows_of_whole_lines
-from lastclick import training
+from benchmarks.loss import products
+from lastclick import losses, training
 from lastclick.data.sequences import Sequences
 from lastclick.data.splitting import split_interactions
 from lastclick.models import sasrec
@@ -77,27 +77,15 @@ class BareProducts:
     """The matrix products that the loss of a step cannot do without, and the time they took."""
 
     def __init__(self, n_items: int, *, padded_rows: bool):
-        self.padded_rows = padded_rows
-        self.weight = torch.randn(n_items, HIDDEN_SIZE)
-        self.grad_weight = torch.zeros_like(self.weight)
+        items = torch.randn(n_items, HIDDEN_SIZE)
+        self.items = losses._whole_lines(items, torch.float32) if padded_rows else items
         self.seconds: list[float] = []
 
     def __call__(self, n_tokens: int) -> None:
         chunk = -(-n_tokens // -(-n_tokens // MOST_TOKENS_A_CHUNK))  # evenly
         states = torch.randn(n_tokens, HIDDEN_SIZE)
-        grad_states = torch.empty_like(states)
-        n_items = len(self.weight)
-        if self.padded_rows:
-            logits = rows_of_whole_lines(chunk, n_items)
-        else:
-            logits = torch.empty(chunk, n_items)
         started = time.perf_counter()
-        for start in range(0, n_tokens, chunk):
-            rows = slice(start, start + chunk)
-            block = logits[: len(states[rows])]
-            torch.mm(states[rows], self.weight.T, out=block)
-            torch.mm(block, self.weight, out=grad_states[rows])
-            self.grad_weight.addmm_(block.T, states[rows])
+        products(states, self.items, chunk)
         self.seconds.append(time.perf_counter() - started)
 
 
