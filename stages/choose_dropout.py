@@ -21,6 +21,7 @@ def main(dataset: str, model: str) -> None:
     the batch sizes of other data sets.
     """
     settings = params.load()
+    settings.dataset(dataset)  # or nothing would notice a name that params.yaml does not define
     asked = dataset in settings.dropout.datasets and model in settings.dropout.models
     own = None if is_given(settings, model) else model_config(settings, model).dropout
     path = Path("tuning") / dataset / f"{model}.json"

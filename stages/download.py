@@ -1,6 +1,5 @@
 """Get the raw file of one data set."""
 
-import difflib
 from pathlib import Path
 
 from pydantic import RootModel
@@ -8,7 +7,6 @@ from pydantic import RootModel
 from lastclick import params
 from lastclick.data.raw_formats import Raw
 from lastclick.data.sources import Source, fetch
-from lastclick.errors import UserError
 from stages.command import incoming_folder, run
 
 
@@ -21,15 +19,11 @@ def main(dataset: str) -> None:
 
     The environment variable INCOMING_DIR names another folder for dropped files.
     """
-    datasets = params.load().datasets
-    if dataset not in datasets:
-        near = difflib.get_close_matches(dataset, datasets, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise UserError(f"params.yaml defines no data set {dataset!r}{hint}")
+    definition = params.load().dataset(dataset)
     key = f"datasets.{dataset}"
-    sources = params.validate_section(Sources, datasets[dataset].sources, f"{key}.sources").root
+    sources = params.validate_section(Sources, definition.sources, f"{key}.sources").root
     # Hardly needed here, but better found wrong before the download than after.
-    declared = params.validate_section(Raw, datasets[dataset].raw, f"{key}.raw").root
+    declared = params.validate_section(Raw, definition.raw, f"{key}.raw").root
     folder = Path("data/raw") / dataset
     provenance = fetch(dataset, sources, folder, incoming_folder(), declared=declared)
     print(f"{dataset}: {provenance.file} ({provenance.size:,} bytes) from {provenance.source}")

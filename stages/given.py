@@ -21,7 +21,7 @@ def take_checkpoint(cell: Cell, settings: params.Params) -> None:
     where params.yaml names no checkpoint for the data set.
     """
     key = f"models.{cell.model}"
-    section = params.validate_section(Section, settings.models[cell.model], key)
+    section = params.validate_section(Section, settings.model(cell.model), key)
     if cell.dataset not in section.checkpoints:
         raise UserError(
             f"params.yaml: {key}.checkpoints has none for {cell.dataset} (it has: "

@@ -19,7 +19,7 @@ FOLDER = Path("data/interactions")
 def main(dataset: str) -> None:
     """Read the raw file of one data set, filter it to its core, and number users and items."""
     settings = params.load()
-    definition = settings.datasets[dataset]
+    definition = settings.dataset(dataset)
     source = Path("data/raw") / dataset
     provenance = read_provenance(source)
     declared = params.validate_section(Raw, definition.raw, f"datasets.{dataset}.raw").root

@@ -20,7 +20,7 @@ def main(dataset: str, model: str, seed: int) -> None:
         alphas=settings.scaling.alphas,
         one_layer_at_a_time=settings.scaling.one_layer_at_a_time,
         offsets=NON_FINAL_OFFSETS,
-        filter_seen=settings.datasets[dataset].filter_seen,
+        filter_seen=settings.dataset(dataset).filter_seen,
         progress=f"{cell.label}: scales",
     )
     tables.write_table(scores, cell.scores("scales.parquet"), tables.SCALES)

@@ -13,7 +13,7 @@ def main(dataset: str, model: str, seed: int) -> None:
     cell = Cell(dataset, model, seed)
     recommender = load_trained(cell, settings.compute)
     test = load_evaluation(cell, "test")
-    filter_seen = settings.datasets[dataset].filter_seen
+    filter_seen = settings.dataset(dataset).filter_seen
     scores = score_shuffles(
         recommender, test, seeds=settings.shuffle.seeds, filter_seen=filter_seen,
         progress=f"{cell.label}: orders",

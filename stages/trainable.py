@@ -25,13 +25,13 @@ CHECKPOINTS = Path(".ckpt")
 
 def is_given(settings: params.Params, model: str) -> bool:
     """Whether the model's section of params.yaml names checkpoints and not sizes."""
-    return "checkpoints" in settings.models[model]
+    return "checkpoints" in settings.model(model)
 
 
 def model_config(settings: params.Params, model: str) -> ModelConfig:
     """The section of a model that is trained here; raises UserError for a slip in it."""
     config = model_module(model).Config
-    return params.validate_section(config, settings.models[model], f"models.{model}")
+    return params.validate_section(config, settings.model(model), f"models.{model}")
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Trainable:
         """
         if model in settings.run.attention_models:
             require_decomposable(model)
+        filter_seen = settings.dataset(dataset).filter_seen
         splits = Path("data/splits") / dataset
         config = config or model_config(settings, model)
         training = tables.read_table(splits / "train.parquet", tables.INTERACTIONS)
         validation = tables.read_table(splits / "validation.parquet", tables.EVALUATION)
-        filter_seen = settings.datasets[dataset].filter_seen
         return cls(
             dataset,
             model,

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import resource
 
+import numpy as np
 import polars as pl
 import pytest
+import torch
 
 from lastclick import tables
+from lastclick.checkpoint import _save
 from lastclick.errors import UserError
 
 ROWS = pl.DataFrame(
     {"user_id": [1, 1], "item_id": [5, 7], "timestamp": [11, 13]}, schema=dict(tables.INTERACTIONS)
 )
+
+MANY_ROWS = pl.DataFrame(
+    np.random.default_rng(1).integers(1, 2**31 - 1, size=(3_000, 3)),
+    schema=list(tables.INTERACTIONS),
+).cast(dict(tables.INTERACTIONS))
 
 
 def test_a_table_comes_back_as_it_was_written(tmp_path):
@@ -77,6 +86,38 @@ def test_a_number_that_is_not_finite_is_refused_by_key(tmp_path, number):
     with pytest.raises(ValueError, match=r"sasrec\.HR@10\[1\]"):
         tables.write_json({"sasrec": {"HR@10": [0.5, number]}}, tmp_path / "a.json")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: tables.write_table(MANY_ROWS, path, tables.INTERACTIONS),
+        lambda path: tables.write_csv(MANY_ROWS, path),
+        lambda path: tables.write_json({"text": "long" * 10_000}, path),
+        lambda path: tables.write_text("long" * 10_000, path),
+        lambda path: _save(path, {"weight": torch.rand(10_000)}, {}),
+    ],
+    ids=["parquet", "csv", "json", "text", "checkpoint"],
+)
+def test_a_file_that_finds_no_room_says_so_and_leaves_the_old_one(write, tmp_path):
+    path = tmp_path / "file"
+    path.write_text("what was there")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, hard))
+    try:
+        with pytest.raises(UserError) as caught:
+            write(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(caught.value).startswith(f"{path} cannot be written (")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+    assert path.read_text() == "what was there"
+
+
+def test_a_folder_that_cannot_be_made_says_so(tmp_path):
+    (tmp_path / "tables").write_text("a file")
+    with pytest.raises(UserError, match=r"tables/x\.json cannot be written \("):
+        tables.write_json({}, tmp_path / "tables" / "x.json")
 
 
 def test_json_keeps_its_order_and_ends_with_a_line_end(tmp_path):

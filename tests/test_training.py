@@ -728,6 +728,38 @@ def test_running_out_of_memory_says_what_to_change(fabric):
             settings=SETTINGS, seed=17, fabric=fabric)  # fmt: skip
 
 
+def test_running_out_of_memory_in_a_step_says_what_to_change():
+    # A process of its own: in this one, memory that earlier tests have freed would do for the step.
+    script = """
+import resource
+
+import psutil
+
+from lastclick import training
+from lastclick.errors import UserError
+from tests.training_example import SETTINGS, config_of, sequences, validation_of
+
+step = training._Trainer._train_step
+
+def without_more_memory(self, users):
+    now, (_, hard) = psutil.Process().memory_info().vms, resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now, hard))
+    step(self, users)
+
+training._Trainer._train_step = without_more_memory
+fabric = training.launch(training.Compute("cpu", 1, threads=1), "fp32")
+data = sequences()
+try:
+    training.fit("sasrec", config_of("sasrec", 0.3), data, validation_of(data), 12_000,
+                 settings=SETTINGS, seed=17, fabric=fabric)
+except UserError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert "sasrec on 12000 items ran out of memory on cpu: lower train.batch_size" in done.stdout
+
+
 def test_a_device_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(UserError, match=r"1 CUDA device\(s\) asked for, 0 found"):

@@ -240,6 +240,20 @@ class Params(Section):
                 raise ValueError(f"models.{name}: there is no file src/lastclick/models/{name}.py")
         return self
 
+    def dataset(self, name: str) -> DataSet:
+        """The definition of one data set; raises UserError where there is none."""
+        return _defined(name, self.datasets, "data set")
+
+    def model(self, name: str) -> dict[str, Any]:
+        """The section of one model; raises UserError where there is none."""
+        return _defined(name, self.models, "model")
+
+
+def _defined(name: str, known: dict[str, Any], what: str) -> Any:
+    if name not in known:
+        raise UserError(f"{PARAMS_FILE} defines no {what} {name!r}{_nearest(name, known)}")
+    return known[name]
+
 
 def load(path: Path = PARAMS_FILE) -> Params:
     """Read and validate params.yaml.

@@ -10,11 +10,12 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+from safetensors import SafetensorError
 
 from lastclick.errors import UserError
 
@@ -164,16 +165,26 @@ def write_text(text: str, path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path to write to, which replaces ``path`` when the block ends without an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Yield a path to write to, which replaces ``path`` when the block ends without an error.
+
+    Raises UserError where the system cannot write it (no room, no permission, …); ``path`` is then
+    what it was before.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         with temporary.open("rb+") as written:
             os.fsync(written.fileno())
         temporary.replace(path)
+    except (OSError, pl.exceptions.PolarsError, SafetensorError) as error:
+        raise UserError(
+            f"{path} cannot be written ({error}); mend that and run again: what was finished "
+            "before stays"
+        ) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def _check(found: Mapping[str, pl.DataType], schema: Schema, path: Path) -> None:

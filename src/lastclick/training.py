@@ -48,6 +48,8 @@ K = 10
 CHECKPOINT_SECONDS = 60.0
 #: Steps between two looks at the loss; on a GPU each look waits for the device.
 STEPS_BETWEEN_LOOKS = 20
+# How torch's own allocator on a CPU, and oneDNN, tell that memory ran out: as plain RuntimeErrors.
+_FAILED_ALLOCATIONS = ("DefaultCPUAllocator", "could not create a primitive")
 
 # What a stream of random numbers is for; it keeps apart the streams of one seed.
 _WEIGHTS, _VALIDATION, _ORDER, _DATA, _DROPOUT = range(5)
@@ -334,9 +336,8 @@ def _explained_memory(job: _Job) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # On a CPU torch reports a failed allocation as a plain RuntimeError.
         ran_out = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if not ran_out and "DefaultCPUAllocator" not in str(error):
+        if not ran_out and not any(told in str(error) for told in _FAILED_ALLOCATIONS):
             raise
         in_config = ("max_length", "prefixes_per_sequence", "hidden_size")
         sizes = " or ".join(name for name in in_config if hasattr(job.config, name))

@@ -145,3 +145,8 @@ def test_a_dropped_file_may_be_gone(dropped):
     dropped.unlink()
     preprocess.main("tiny")
     assert tables.read_json(Path("data/interactions/tiny.json"))["n_rows_rejected"] == 1
+
+
+def test_an_unknown_data_set_names_the_nearest(workspace):
+    with pytest.raises(UserError, match="no data set 'tinny'; did you mean 'tiny'"):
+        preprocess.main("tinny")

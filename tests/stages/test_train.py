@@ -222,3 +222,12 @@ def test_a_model_without_an_attention_residual_is_refused_before_it_is_trained(w
     write_params(params)
     with pytest.raises(UserError, match=r"run\.attention_models names gru4rec"):
         Trainable.prepare("tiny", "gru4rec", load_params())
+
+
+@pytest.mark.parametrize("stage", [choose_dropout.main, lambda *cell: train.main(*cell, 17)])
+def test_a_mistyped_name_on_the_command_line_is_refused(stage, workspace):
+    with pytest.raises(UserError, match="no data set 'tinny'; did you mean 'tiny'"):
+        stage("tinny", "sasrec")
+    with pytest.raises(UserError, match="no model 'sasrecc'; did you mean 'sasrec'"):
+        stage("tiny", "sasrecc")
+    assert not (workspace / "tuning").exists()

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from lastclick.data.sequences import Batch, Queries, Sequences
 from lastclick.fields import Count, Number
-from lastclick.models.attention import AttentionConfig, Block, Encoder
-from lastclick.models.base import EVERYTHING, Recommender, TrainingLoss, refuse_residual_scale
+from lastclick.models.attention import AttentionConfig, Block, Encoder, SelfAttentive
+from lastclick.models.base import EVERYTHING, TrainingLoss, refuse_residual_scale
 
 
 class Config(AttentionConfig):
@@ -63,18 +63,14 @@ class MaskedBatch:
         )
 
 
-class Model(Recommender):
+class Model(SelfAttentive):
     """See the module's docstring."""
 
     causal = False
+    decomposable = False
 
     def __init__(self, config: Config, n_items: int):
-        super().__init__()
-        self.config = config
-        self.n_items = n_items
-        self.max_length = config.max_length
-        self.mask_token = n_items + 1
-        self.encoder = Encoder(
+        encoder = Encoder(
             n_items,
             [
                 Block(
@@ -89,7 +85,9 @@ class Model(Recommender):
             dropout=config.dropout,
             n_extra_tokens=1,
         )  # fmt: skip
-        self.encoder.initialise(attention_xavier=False)
+        encoder.initialise(attention_xavier=False)
+        super().__init__(config, n_items, encoder)
+        self.mask_token = n_items + 1
 
     def training_batch(
         self,
@@ -133,7 +131,7 @@ class Model(Recommender):
     ) -> Tensor:
         """Output at every place of sequences that may hold masks; each depends on all of them."""
         refuse_residual_scale(self, residual_scale)
-        return self.encoder(batch, capture=capture)
+        return super().encode(batch, capture=capture)
 
     def final_states(self, batch: Batch, *, residual_scale: float | Tensor = 1.0) -> Tensor:
         """Outputs at a mask appended to each sequence of at most ``max_input_length`` items."""
@@ -142,7 +140,7 @@ class Model(Recommender):
         return self.encoder(masked, queries=masked.final_queries())
 
     def item_vectors(self) -> Tensor:
-        return self.encoder.item_embedding.weight[: self.n_items + 1]
+        return super().item_vectors()[: self.n_items + 1]
 
     @property
     def max_input_length(self) -> int:

@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from lastclick.tables import replacing
 from lastclick.titles import title
 
 P = ParamSpec("P")
@@ -228,5 +229,5 @@ def save(figures: Mapping[str, Figure], folder: Path, formats: Sequence[str], dp
             figure.draw_without_rendering()
             figure.set_layout_engine("none")
             for kind in formats:
-                path = folder / f"{name}.{kind}"
-                figure.savefig(path, format=kind, dpi=dpi, metadata=metadata[kind])
+                with replacing(folder / f"{name}.{kind}") as path:
+                    figure.savefig(path, format=kind, dpi=dpi, metadata=metadata[kind])
