@@ -31,8 +31,14 @@ def results(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
-def mend_the_lock(project: Project) -> None:
-    """The README's step where DVC was killed while it wrote dvc.lock, which it does in place."""
+def mend_the_files_of_dvc(project: Project) -> None:
+    """The README's steps where DVC was killed while it wrote one of its files, in place."""
+    locks = project.folder / ".dvc/tmp/rwlock"
+    with suppress(FileNotFoundError):
+        try:
+            json.loads(locks.read_text())
+        except json.JSONDecodeError:
+            locks.unlink()
     if project.run("dvc", "stage", "list", check=False).returncode:
         (project.folder / "dvc.lock").unlink()
 
@@ -48,20 +54,22 @@ def test_a_run_killed_at_any_moment_ends_in_the_same_results(project, tmp_path, 
         except subprocess.TimeoutExpired:
             os.killpg(running.pid, signal.SIGKILL)
             running.wait()
-            mend_the_lock(killed)
+            mend_the_files_of_dvc(killed)
     killed.run("dvc", "repro")
     assert results(killed.folder) == results(project.folder)
     left = [path for path in killed.folder.rglob("*.partial") if ".dvc" not in path.parts]
     assert left == []
 
 
-def test_half_a_lock_file_costs_no_finished_stage(project):
-    lock = project.folder / "dvc.lock"
+def test_half_a_file_of_dvc_costs_no_finished_stage(project):
+    lock, locks = project.folder / "dvc.lock", project.folder / ".dvc/tmp/rwlock"
     before, whole = results(project.folder), lock.read_text()
+    locks.write_text("")
+    assert "Unable to read RWLock-file" in project.run("dvc", "repro", check=False).stderr
     lock.write_text(whole[: whole.rindex("path:") + len("path:")])
     failed = project.run("dvc", "repro", check=False)
     assert "'./dvc.lock' validation failed" in failed.stderr
-    mend_the_lock(project)
+    mend_the_files_of_dvc(project)
     project.run("dvc", "commit", "--force", "download@toy")
     done = project.run("dvc", "repro")
     ran = re.findall("^Running stage '(.+)'", done.stdout, flags=re.MULTILINE)
